@@ -1,6 +1,6 @@
 """Finds and runs the fastest parallel strategy for training a transformer with PaddleNLP, layer by layer.
 
-`fit`, `search`, `explain` and `Plan` plan in Python, without Paddle; `paddlenlp_galvatron.api` says more.
+`fit`, `search`, `explain` and `PlanFile` plan in Python, without Paddle; `paddlenlp_galvatron.api` says more.
 """
 
 from importlib import import_module
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .api import Plan, explain, fit, search
+    from .api import PlanFile, explain, fit, search
     from .base.errors import GalvatronError, Infeasible, UserError
 
-__all__ = ["GalvatronError", "Infeasible", "Plan", "UserError", "__version__", "explain", "fit", "search"]
-WHERE = dict.fromkeys(("Plan", "explain", "fit", "search"), ".api")
+__all__ = ["GalvatronError", "Infeasible", "PlanFile", "UserError", "__version__", "explain", "fit", "search"]
+WHERE = dict.fromkeys(("PlanFile", "explain", "fit", "search"), ".api")
 WHERE |= dict.fromkeys(("GalvatronError", "Infeasible", "UserError"), ".base.errors")
 
 

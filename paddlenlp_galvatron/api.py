@@ -60,13 +60,13 @@ class Shown:
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(Shown):
-    """A plan: how a model is split, layer by layer."""
+class PlanFile(Shown):
+    """A plan as its file states it: the split of a model, layer by layer."""
 
     strategy: plans.Plan  # plan.strategy.Plan, with the fields below
 
     @classmethod
-    def load(cls, path: str | Path, gpus: int | None = None) -> Plan:
+    def load(cls, path: str | Path, gpus: int | None = None) -> PlanFile:
         """Read a plan from a file of this project or of Galvatron, whose files may leave the number of GPUs open.
         Raises UserError."""
         return cls(plans.read_plan(Path(path), gpus, smallest_world=True))
@@ -77,7 +77,7 @@ class Plan(Shown):
 
     def __repr__(self) -> str:
         strategy = self.strategy
-        return f"<Plan: {len(strategy.layers)} layers on {strategy.world_size} GPUs: {fitting.in_words(strategy)}>"
+        return f"<PlanFile: {len(strategy.layers)} layers on {strategy.world_size} GPUs: {fitting.in_words(strategy)}>"
 
     def _parts(self) -> Sequence[Any]:
         return describe(self.strategy)
@@ -92,10 +92,10 @@ class Fits(Shown):
     hints: tuple[Hint, ...]  # options that would pay
 
     @property
-    def plans(self) -> dict[int, Plan]:
+    def plans(self) -> dict[int, PlanFile]:
         """The fastest plan by number of GPUs, where one fits; of several devices the fastest one's."""
         fitting_rows = sorted((row for row in self.rows if row["plan"]), key=lambda row: row["tokens_per_s"])
-        return {row["gpus"]: Plan(plans.plan_from_dict(row["plan"])) for row in fitting_rows}
+        return {row["gpus"]: PlanFile(plans.plan_from_dict(row["plan"])) for row in fitting_rows}
 
     def __repr__(self) -> str:
         speeds = [f"{row['gpus']} GPUs: {_speed(row) if row['fits'] else '-'}" for row in self.rows]
@@ -120,9 +120,9 @@ class Found(Shown):
     job: Job | None = None  # days, cost and checkpoints; None: nothing fits
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> PlanFile:
         """Raises Infeasible where none fits."""
-        return Plan(self.result.plan)
+        return PlanFile(self.result.plan)
 
     def __repr__(self) -> str:
         best = self.result.best
@@ -210,12 +210,12 @@ def search(model: str | Path, **options: Any) -> Found:
 
 
 @_listing(OriginOptions, JobOptions)
-def explain(plan: Plan | Found | str | Path, **options: Any) -> Explained:
+def explain(plan: PlanFile | Found | str | Path, **options: Any) -> Explained:
     """Where a plan's time and memory go, and what would change it: `explain("plan.json")`. Raises UserError."""
     with TemporaryDirectory(prefix="galvatron-") as folder:
         if isinstance(plan, Found):
             plan = plan.plan
-        if isinstance(plan, Plan):
+        if isinstance(plan, PlanFile):
             plan.save(Path(folder) / "plan.json")
             plan = Path(folder) / "plan.json"
         notes: list[str] = []

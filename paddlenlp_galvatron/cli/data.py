@@ -59,7 +59,9 @@ def prepare(values: dict[str, Any], json: bool) -> None:
     dataset_files(output)  # an impossible name is refused at once
     require_encoding(args.encoding)
     stdlib = args.standard_library
-    files = corpus.Found(corpus.standard_library(), {}) if stdlib else corpus.find_files(args.input, args.encoding)
+    files = (
+        corpus.CorpusFiles(corpus.standard_library(), {}) if stdlib else corpus.find_files(args.input, args.encoding)
+    )
     limit = args.limit_mib * MIB if args.limit_mib else None
     text = corpus.Corpus(files.files, args.text_key, limit, args.encoding)
     with Bars(in_bytes=True) as progress:

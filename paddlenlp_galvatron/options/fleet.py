@@ -31,7 +31,7 @@ DP_TYPES = {
 }
 
 
-class Recipe(NamedTuple):
+class FleetRecipe(NamedTuple):
     """A recipe as it was read."""
 
     plan: Plan
@@ -39,7 +39,7 @@ class Recipe(NamedTuple):
     asked: dict[str, Any]  # options of a search that ask for the same training: task, lora_rank, offload_optimizer
 
 
-def read_recipe(content: Mapping[str, Any], model: ModelShape, world_size: int | None = None) -> Recipe:
+def read_recipe(content: Mapping[str, Any], model: ModelShape, world_size: int | None = None) -> FleetRecipe:
     """The plan of a recipe for this model, on this number of ranks, by default those that it states. Raises UserError
     with every refusal."""
     return _Reading(content, model, world_size).recipe()
@@ -64,7 +64,7 @@ class _Reading:
         self.size = self.world // (self.tp * self.pp)  # ranks with the same weights
         self.sharding = 1 if not read.sharding else stated if stated > 0 else self.size
 
-    def recipe(self) -> Recipe:
+    def recipe(self) -> FleetRecipe:
         read = self.read
         self.faults += [*self._wrong_degrees(), *self._wrong_batch()]
         stages, recomputes = self._stages(), self._recomputes()
@@ -101,7 +101,7 @@ class _Reading:
         plan = sharded_over_all(plan)
         if faults := find_faults(plan, self.model):
             raise UserError(faults)
-        return Recipe(plan, (*self.notes, *self._remarks(plan)), read.asked)
+        return FleetRecipe(plan, (*self.notes, *self._remarks(plan)), read.asked)
 
     @cached_property
     def _micro(self) -> int:

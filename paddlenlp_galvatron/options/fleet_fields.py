@@ -93,7 +93,7 @@ class FleetFields(Options):
         return asked | ({"offload_optimizer": True} if self.tensorwise_offload_optimizer else {})
 
 
-class Fields(NamedTuple):
+class RecipeFields(NamedTuple):
     """The fields of a recipe."""
 
     read: FleetFields
@@ -108,7 +108,7 @@ def is_recipe(content: object) -> bool:
     return stage in get_args(Stage) or stage.startswith("VL-")
 
 
-def fields_of(content: Mapping[str, Any]) -> Fields:
+def fields_of(content: Mapping[str, Any]) -> RecipeFields:
     """The fields of a recipe, whose sections are for the eye alone. Raises UserError for values of a wrong type."""
     flat: dict[str, Any] = {}
     rest: dict[str, Any] = {}
@@ -130,7 +130,7 @@ def fields_of(content: Mapping[str, Any]) -> Fields:
     except UserError as error:
         raise UserError([*faults, *error.faults]) from None
     faults += _unplanned(read)
-    return Fields(read, rest, [idle_note(idle)] if idle else [], faults)
+    return RecipeFields(read, rest, [idle_note(idle)] if idle else [], faults)
 
 
 def _flat(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -56,7 +56,7 @@ class Pass(NamedTuple):
     micro_batch: int
 
 
-class Run(NamedTuple):
+class PassRun(NamedTuple):
     """Passes that follow each other `times` times; each time the micro-batches are `step` further."""
 
     passes: Integers  # [passes, 3], as the core takes them: kind (FORWARD or BACKWARD), chunk, micro-batch
@@ -66,10 +66,10 @@ class Run(NamedTuple):
 
 Done = tuple[int, PassKind, int]  # a pass: its chunk among those of all stages, kind, micro-batch
 
-Runs = Callable[[int, int, int], Iterable[Run]]
+Runs = Callable[[int, int, int], Iterable[PassRun]]
 """A schedule: the runs of a stage, in order, given stage, number of stages and of micro-batches."""
 
-ChunkedRuns = Callable[[int, int, int, int], Iterable[Run]]
+ChunkedRuns = Callable[[int, int, int, int], Iterable[PassRun]]
 """The same of a schedule for several chunks a stage; the last number is theirs."""
 
 
@@ -85,21 +85,21 @@ def listed(*passes: tuple[int, int, int]) -> Integers:
     return np.array(passes, dtype=np.int64)
 
 
-def gpipe(stage: int, stages: int, micro_batches: int) -> Iterator[Run]:
+def gpipe(stage: int, stages: int, micro_batches: int) -> Iterator[PassRun]:
     """All forwards, then all backwards."""
-    yield Run(listed(forward(0)), micro_batches)
-    yield Run(listed(backward(0)), micro_batches)
+    yield PassRun(listed(forward(0)), micro_batches)
+    yield PassRun(listed(backward(0)), micro_batches)
 
 
-def one_f_one_b(stage: int, stages: int, micro_batches: int) -> Iterator[Run]:
+def one_f_one_b(stage: int, stages: int, micro_batches: int) -> Iterator[PassRun]:
     """1F1B (PipeDream-Flush): as many forwards as stages follow, then a forward and a backward in turn."""
     early = min(stages - stage - 1, micro_batches)
-    yield Run(listed(forward(0)), early)
-    yield Run(listed(forward(early), backward(0)), micro_batches - early)
-    yield Run(listed(backward(micro_batches - early)), early)
+    yield PassRun(listed(forward(0)), early)
+    yield PassRun(listed(forward(early), backward(0)), micro_batches - early)
+    yield PassRun(listed(backward(micro_batches - early)), early)
 
 
-def interleaved(stage: int, stages: int, micro_batches: int, chunks: int) -> Iterator[Run]:
+def interleaved(stage: int, stages: int, micro_batches: int, chunks: int) -> Iterator[PassRun]:
     """Interleaved 1F1B: a stage has several chunks of layers, which groups of micro-batches go through in turn.
 
     Megatron-LM's order, for any number of micro-batches: it wants a multiple of the stages, here a group has as many
@@ -119,7 +119,7 @@ def interleaved(stage: int, stages: int, micro_batches: int, chunks: int) -> Ite
         period = chunks * each
         times = (stop - start) // period
         if times:
-            yield Run(_in_turn(later, backwards, start, start + period), times, each)
+            yield PassRun(_in_turn(later, backwards, start, start + period), times, each)
         at = start + times * period
     yield from _listed(np.concatenate([_in_turn(later, backwards, at, len(later)), backwards[len(later) :]]))
 
@@ -130,10 +130,10 @@ def _in_turn(forwards: Integers, backwards: Integers, start: int, stop: int) -> 
     return pairs.reshape(-1, 3)
 
 
-def _listed(passes: Integers) -> Iterator[Run]:
+def _listed(passes: Integers) -> Iterator[PassRun]:
     """Passes as they are listed."""
     if len(passes):
-        yield Run(passes)
+        yield PassRun(passes)
 
 
 @lru_cache(maxsize=4)
@@ -170,7 +170,7 @@ class Schedule(StrEnum):
     ONE_F_ONE_B = "pipedream_flush", "1F1B", one_f_one_b, interleaved
     GPIPE = "gpipe", "GPipe", gpipe
 
-    def runs(self, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> Iterable[Run]:
+    def runs(self, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> Iterable[PassRun]:
         """The runs of a stage, in order."""
         if chunks == 1:
             return self.of_one_chunk(stage, stages, micro_batches)
@@ -213,7 +213,7 @@ def arrays(schedule: Schedule, stages: int, micro_batches: int, chunks: int = 1)
     return np.concatenate(passes), np.array(rows, dtype=np.int64)
 
 
-def expand(runs: Iterable[Run]) -> Iterator[Pass]:
+def expand(runs: Iterable[PassRun]) -> Iterator[Pass]:
     """Every pass, in order."""
     for run in runs:
         passes = run.passes.tolist()
@@ -252,7 +252,7 @@ def arrivals(order_of: Callable[[int], Iterable[Pass]], stage: int, stages: int,
     return [received_by.get(source, 0) if source else 0 for source in sources]
 
 
-def without_repeats(runs: Iterable[Run], chunks: int) -> Iterator[Pass]:
+def without_repeats(runs: Iterable[PassRun], chunks: int) -> Iterator[Pass]:
     """Every pass, in order, but that a run of as many forwards as backwards of every chunk is repeated four times at
     most: before the first and the last of them, between these, and after them a stage then holds a constant number.
     """

@@ -11,7 +11,7 @@ from ..base.errors import UserError
 from ..cost_model import CostModel
 from ..plan import LayerStrategy, Plan, VocabStrategy
 from .options import SearchOptions
-from .space import MOST_RUNS, PlanFamily, Run, Space, Strategies, families, interleaved_families, runs_of, suited
+from .space import MOST_RUNS, LayerRun, PlanFamily, Space, Strategies, families, interleaved_families, runs_of, suited
 
 if TYPE_CHECKING:
     from .even import EvenPlans
@@ -122,7 +122,7 @@ class Branches:
         alone = Strategies(runs, vocabularies, most_first=count)  # the first stage has dense layers alone
         return [Strategies(runs[1:], vocabularies, prefixes), alone]
 
-    def _of_unit(self, run: Run, of_types: Sequence[Sequence[LayerStrategy]]) -> Sequence[LayerStrategy]:
+    def _of_unit(self, run: LayerRun, of_types: Sequence[Sequence[LayerStrategy]]) -> Sequence[LayerStrategy]:
         """Strategies that all layers of a unit can have."""
         if len(run.types) == 1:
             return of_types[run.types[0]]

@@ -18,7 +18,7 @@ from ..plan.layout import TokenLayout, token_layout
 from ..plan.schedule import ByKind, PassKind, arrays, chunks_in_flight
 from ..plan.strategy import Strategy
 from ..profiles.memory import Role
-from .space import PlanFamily, Run, Strategies, cost_numbers, runs_of, suited, unbeaten
+from .space import LayerRun, PlanFamily, Strategies, cost_numbers, runs_of, suited, unbeaten
 
 
 class TooWide(galvatron_dp_core.TooHard):
@@ -118,12 +118,12 @@ def _changes_ms(chain: Sequence[Strategy], family: PlanFamily, cost: CostModel) 
     return ByKind(*(sum(change.of(kind) for change in changes) for kind in PassKind))
 
 
-def _runs(strategies: Strategies, cost: CostModel) -> tuple[Run, ...]:
+def _runs(strategies: Strategies, cost: CostModel) -> tuple[LayerRun, ...]:
     """The runs of layers that the core sees."""
     return runs_of(cost.layer_types, strategies.in_front)
 
 
-def _counts(runs: Sequence[Run]) -> NDArray[np.int32]:
+def _counts(runs: Sequence[LayerRun]) -> NDArray[np.int32]:
     return np.array([run.units for run in runs], dtype=np.int32)
 
 
@@ -276,7 +276,7 @@ def _parts(layer: LayerStrategy, default: DataParallel) -> tuple[int | None, ...
 
 
 def _layers_alone(
-    rows: Sequence[Sequence[tuple[float, ...]]], runs: Sequence[Run], prefix: NDArray[np.float64]
+    rows: Sequence[Sequence[tuple[float, ...]]], runs: Sequence[LayerRun], prefix: NDArray[np.float64]
 ) -> CostArrays:
     """Costs of the strategies of each run of layers and of the layers in front, and nothing for all else."""
     count = len(rows)

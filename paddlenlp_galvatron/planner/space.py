@@ -97,7 +97,7 @@ def suited(layer: LayerStrategy, model: ModelShape) -> LayerStrategy:
     return layer if model.experts else without_experts(layer)
 
 
-class Run(NamedTuple):
+class LayerRun(NamedTuple):
     """Layers of one type that follow each other; or periods of layers whose types alternate. A layer, or a period, is a
     unit: in one stage, and of one strategy."""
 
@@ -107,17 +107,17 @@ class Run(NamedTuple):
 
 
 @lru_cache(maxsize=100)
-def runs_of(layer_types: tuple[int, ...], skipped: int = 0) -> tuple[Run, ...]:
+def runs_of(layer_types: tuple[int, ...], skipped: int = 0) -> tuple[LayerRun, ...]:
     """The runs behind the first layers, counted from there; where they are too many for the core, of periods."""
     types = layer_types[skipped:]
-    single = tuple(Run((kind,), span.start, len(span)) for span, kind in runs(types))
+    single = tuple(LayerRun((kind,), span.start, len(span)) for span, kind in runs(types))
     if len(single) <= MOST_RUNS:
         return single
     for period in range(2, min(MOST_PERIOD, len(types)) + 1):
         if types[period:] == types[:-period]:
             units = len(types) // period
             rest = runs_of(types, units * period)
-            return Run(types[:period], 0, units), *(run._replace(start=run.start + units * period) for run in rest)
+            return LayerRun(types[:period], 0, units), *(run._replace(start=run.start + units * period) for run in rest)
     return single
 
 

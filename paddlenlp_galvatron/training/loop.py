@@ -30,7 +30,7 @@ from .data.source import BatchSource, InPasses, Rows
 from .data.tuning import TuningData
 from .events import Events
 from .inputs import Sources, prefetch
-from .run import Run, resume
+from .run import RankRun, resume
 from .settings import TrainSettings
 from .step_log import EVALUATED, STOPPED, StepLog, StepRecord, means_of, now, peaks_to_log
 
@@ -42,7 +42,7 @@ SPEEDS = ("_runtime", "_per_second", "_per_second_per_device")  # endings of met
 class TrainingLoop:
     """The steps of a run, on every rank. `events` are announced, and say what is due."""
 
-    def __init__(self, run: Run, events: Events | None = None):
+    def __init__(self, run: RankRun, events: Events | None = None):
         self.run = run
         self.events = events or Events(run.settings, is_first_rank=run.engine.rank == 0)
         self.step = 0  # steps that are done
@@ -213,7 +213,7 @@ class TrainingLoop:
 
 def train(settings: TrainSettings) -> int:
     """Train by a plan; returns the exit code. Every rank calls this with equal settings. Raises GalvatronError."""
-    loop = TrainingLoop(Run.of(settings))
+    loop = TrainingLoop(RankRun.of(settings))
     for _ in loop.steps():
         pass
     return loop.exit_code
@@ -227,7 +227,7 @@ def batches_of(source: BatchSource, most: int, global_batch: int) -> int:
     return most if most > 0 else max(1, (source.samples or 0) // global_batch)
 
 
-def evaluate(run: Run, source: BatchSource, prefix: str, events: Events) -> dict[str, float]:
+def evaluate(run: RankRun, source: BatchSource, prefix: str, events: Events) -> dict[str, float]:
     """Loss, accuracy, and perplexity or DPO's metrics of a source's first batches, by PaddleNLP's names. Raises
     UserError."""
     start, count = time.time(), batches_of(source, run.settings.max_evaluate_steps, run.engine.plan.global_batch)

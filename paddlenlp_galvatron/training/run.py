@@ -41,7 +41,7 @@ OpenEvaluation = Callable[[TrainSettings, Plan, ModelShape], Sources]
 
 
 @dataclass
-class Run:
+class RankRun:
     """A run on this rank. Its data and weights are equal on all ranks, for any plan."""
 
     settings: TrainSettings
@@ -61,7 +61,7 @@ class Run:
         settings: TrainSettings,
         open_training: OpenTraining = open_data,
         open_evaluation: OpenEvaluation = open_validation,
-    ) -> Run:
+    ) -> RankRun:
         """Every rank calls this with equal settings. Raises UserError."""
         plan, shape = settings.load_plan()
         data = open_training(settings, plan, shape)

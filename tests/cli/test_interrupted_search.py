@@ -91,7 +91,7 @@ def test_in_python_ctrl_c_gives_the_best_plan_so_far_or_is_raised(folder):
         f"try:\n    found = search('qwen2.5-0.5b', **{ASKED})\n"
         "    print(found.plan, found.notes)\nexcept KeyboardInterrupt as error:\n    print(error)\n"
     )
-    for solved, stated in ((2, "<Plan: 24 layers on 8 GPUs"), (0, "no plan was found yet")):
+    for solved, stated in ((2, "<PlanFile: 24 layers on 8 GPUs"), (0, "no plan was found yet")):
         ran = subprocess.Popen(
             [sys.executable, program, str(solved)],
             stdout=subprocess.PIPE,

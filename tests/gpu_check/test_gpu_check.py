@@ -26,7 +26,7 @@ from paddlenlp_galvatron.base.writing import locked
 from paddlenlp_galvatron.check.findings import EXIT_CODES, Finding, State
 from paddlenlp_galvatron.check.gpu import faults, kernels, parity, prediction, run
 from paddlenlp_galvatron.check.gpu.parity import ONE_RANK, fused_loss_case, parity_cases, schedule_cases
-from paddlenlp_galvatron.check.gpu.setting import CUT_SHORT_S, Setting
+from paddlenlp_galvatron.check.gpu.setting import CUT_SHORT_S, CheckSetting
 from paddlenlp_galvatron.check.parity.parity import Parity
 from paddlenlp_galvatron.check.validation.accuracy import TERMS
 from paddlenlp_galvatron.check.validation.work import Step, Visit
@@ -43,8 +43,8 @@ from paddlenlp_galvatron.runtime.kernels import Kernels
 LAUNCH = "paddlenlp_galvatron.check.gpu.setting.launch"
 
 
-def setting(folder: Path, part: str = "parity", ranks: int = 2, seconds: float = 60.0) -> Setting:
-    return Setting(part, ranks, "cpu", folder, time.monotonic() + seconds)
+def setting(folder: Path, part: str = "parity", ranks: int = 2, seconds: float = 60.0) -> CheckSetting:
+    return CheckSetting(part, ranks, "cpu", folder, time.monotonic() + seconds)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 6, 8])

@@ -34,7 +34,7 @@ def test_fit_and_search_agree_and_show_themselves_shortly_and_in_a_notebook():
 def test_a_plan_is_saved_loaded_shown_and_explained(tmp_path, capsys):
     found = galvatron.search("qwen2.5-0.5b", **ASKED)
     found.plan.save(tmp_path / "plan.json")
-    plan = galvatron.Plan.load(tmp_path / "plan.json")
+    plan = galvatron.PlanFile.load(tmp_path / "plan.json")
     plan.show()
     assert "8 in 1 stage of 8" in capsys.readouterr().out
     reported = galvatron.explain(plan)

@@ -29,7 +29,7 @@ from paddlenlp_galvatron.training.checkpoint.adapters import StoredFactor, store
 from paddlenlp_galvatron.training.checkpoint.companions import config_like, without_absent_code
 from paddlenlp_galvatron.training.checkpoint.saving import WEIGHTS_ALONE, save_model
 from paddlenlp_galvatron.training.prepare import prepare
-from paddlenlp_galvatron.training.run import Run
+from paddlenlp_galvatron.training.run import RankRun
 
 JINJA = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
 OTHER = JINJA.replace(":", ">")
@@ -126,7 +126,7 @@ def exported(galvatron, root: Path, trainer: bool = False, **options: Any) -> Pa
         (root / "data" / "train.json").write_text(json.dumps({"src": "A", "tgt": "B"}) + "\n")
         given |= {"dataset_name_or_path": root / "data", "input_dir": None}
     given = {name: value for name, value in (given | options).items() if value is not None}
-    run = Run.of(prepare(given, 1, root / "out").settings)
+    run = RankRun.of(prepare(given, 1, root / "out").settings)
     if trainer:
         save_model(run.engine, root / "hf", run.origin)
         return root / "hf"

@@ -26,7 +26,7 @@ from paddlenlp_galvatron.training.events import Events, Reporters
 from paddlenlp_galvatron.training.inputs import open_data, open_validation
 from paddlenlp_galvatron.training.loop import TrainingLoop, batches_of
 from paddlenlp_galvatron.training.prepare import GROUPS, prepare
-from paddlenlp_galvatron.training.run import Run
+from paddlenlp_galvatron.training.run import RankRun
 from paddlenlp_galvatron.training.settings import TrainSettings
 from paddlenlp_galvatron.training.step_log import read_log
 
@@ -147,7 +147,7 @@ def trained(settings: TrainSettings) -> Any:
             events.append(f"save {self._step}")
 
     with redirect_stderr(StringIO()):
-        run = Run.of(settings)
+        run = RankRun.of(settings)
         for _ in TrainingLoop(run, Noted(run.settings)).steps():
             pass
     losses = [record["loss"] for record in read_log(settings.log)]

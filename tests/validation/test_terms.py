@@ -12,7 +12,7 @@ from rich.console import Console
 from paddlenlp_galvatron.check.validation import accuracy
 from paddlenlp_galvatron.check.validation.accuracy import TERMS, Spread, measured_ms
 from paddlenlp_galvatron.check.validation.plans import sample_plans
-from paddlenlp_galvatron.check.validation.work import MeasuredRun, Step, Visit, key_of
+from paddlenlp_galvatron.check.validation.work import MeasuredPlan, Step, Visit, key_of
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Plan, Recompute
 
 
@@ -102,7 +102,7 @@ def test_tables_of_plans_fit_eighty_columns():
     stage = accuracy.StageOutcome(terms, {**terms, "gradients": 99999.0}, 123456.7, 140000.0, 123456.7)
     layers = (LayerStrategy(), LayerStrategy(recompute=Recompute.NORMS | Recompute.ATTENTION))
     plan = Plan(1, 8, 2, (2,), layers)
-    outcome = accuracy.Outcome(plan, "recomputing", 123.4567, 234.5678, (stage,), 0, 0)
+    outcome = accuracy.PlanOutcome(plan, "recomputing", 123.4567, 234.5678, (stage,), 0, 0)
     text = StringIO()
     Console(file=text, width=80).print(*accuracy.accuracy_tables(accuracy.Accuracy([outcome])), sep="\n")
     assert "…" not in text.getvalue()
@@ -116,6 +116,6 @@ def test_of_all_visits_the_third_quickest_of_15_steps_counts():
         )
         return Visit(steps=steps, peaks_mib=(slowness, 7.0), bytes={"send": 3})
 
-    run = MeasuredRun.of([visit(0.3), visit(0.2), visit(0.9)])
+    run = MeasuredPlan.of([visit(0.3), visit(0.2), visit(0.9)])
     assert run.step.seconds == 0.9 and run.step.terms_ms == ({"forward": 0.9},)
     assert run.peaks_mib == (0.9, 7.0) and run.bytes == {"send": 3} and run.quickest_s == (0.3, 0.2, 0.9)

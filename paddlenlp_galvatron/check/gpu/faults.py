@@ -49,7 +49,7 @@ from ...training.step_log import read_log
 from ..findings import Finding
 from ..parity.parity import Case, batch_of
 from .parity import waiting_cases
-from .setting import Setting
+from .setting import CheckSetting
 
 STRAIGHT, HALVES = "straight", "halves"  # folders of the two runs
 STEPS, SEQ = 4, 16
@@ -61,7 +61,7 @@ SETTLED, LOOKED_AT = 2, 4  # steps: after the second, no more memory should be t
 GPU_TOLERANCE = 1e-3  # of a loss: some of Paddle's GPU kernels add in any order, and training amplifies it
 
 
-def resume(setting: Setting) -> Iterator[Finding]:
+def resume(setting: CheckSetting) -> Iterator[Finding]:
     """Interrupted training, under zero3 and a split vocabulary, ends like training that ran straight through."""
     folder, precision = setting.folder, Precision.BF16 if setting.on_gpus else Precision.FP32
     wide = min(2, setting.ranks)
@@ -96,12 +96,12 @@ def resume(setting: Setting) -> Iterator[Finding]:
     yield setting.found("interrupted and straight", holds, figures)
 
 
-def memory(setting: Setting) -> Iterator[Finding]:
+def memory(setting: CheckSetting) -> Iterator[Finding]:
     """A rank that runs out of memory in its first step is named, and ends the others."""
     yield _starved(setting, "a rank without memory", 1)
 
 
-def later(setting: Setting) -> Iterator[Finding]:
+def later(setting: CheckSetting) -> Iterator[Finding]:
     """Steps of a pipeline in which receives are posted ahead, as they are from the second on: one that is traced, and
     one in which memory ends. A wait for the whole device there waits for a message, too."""
     if setting.ranks == 1:
@@ -121,7 +121,7 @@ def later(setting: Setting) -> Iterator[Finding]:
     yield _starved(setting, f"memory ends in step {LATER}", LATER)
 
 
-def waits(setting: Setting) -> Iterator[Finding]:
+def waits(setting: CheckSetting) -> Iterator[Finding]:
     """Memory that Paddle's allocator has of the device, before and after some steps, and its peak in between."""
     if not setting.on_gpus:
         yield setting.skipped("memory that a later step takes", "on CPUs nothing waits for it")
@@ -133,7 +133,7 @@ def waits(setting: Setting) -> Iterator[Finding]:
         yield setting.found(name, moved == 0, f"{moved / MIB:.1f} MiB taken or given back after step {SETTLED}")
 
 
-def _starved(setting: Setting, name: str, step: int) -> Finding:
+def _starved(setting: CheckSetting, name: str, step: int) -> Finding:
     """The last rank runs out of memory in this step."""
     rank, given_s = setting.ranks - 1, setting.launch_s
     try:
@@ -145,7 +145,7 @@ def _starved(setting: Setting, name: str, step: int) -> Finding:
     return setting.found(name, False, "it trained all the same")
 
 
-def _launch(setting: Setting, work: str, *words: object) -> None:
+def _launch(setting: CheckSetting, work: str, *words: object) -> None:
     setting.launch(f"{__package__}.faults", work, *words, logs=setting.folder / work)
 
 
@@ -265,7 +265,7 @@ SIDE, GPU_SIDE = 256, 4096  # side length of the matrices
 PRODUCTS, LAPS = 50, 4  # the quickest round counts: disturbances only add time
 
 
-def overlap(setting: Setting) -> Iterator[Finding]:
+def overlap(setting: CheckSetting) -> Iterator[Finding]:
     """Figures that the cost model prices. Only the memory is checked, against the reserve."""
     if setting.ranks == 1:
         yield setting.skipped("messages", "they need 2 ranks or more")

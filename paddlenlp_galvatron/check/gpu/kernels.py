@@ -31,7 +31,7 @@ from ...runtime.groups import run_as_rank, sentence, start_world
 from ...runtime.kernels import rms_norm as fused_rms_norm
 from ...runtime.paddle_private import MultiTensorAdamW
 from ..findings import Finding
-from .setting import Setting, in_turn
+from .setting import CheckSetting, in_turn
 
 TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4}  # of the largest number of a result: a few roundings of the type
 # Of one rounding, as a share of the number; and how many times its root of n is allowed for n additions one after the
@@ -42,7 +42,7 @@ RATE, BETAS, EPSILON, DECAY = 1e-2, (0.9, 0.95), 1e-8, 0.1
 NORM_EPSILON = 1e-6
 
 
-def kernels(setting: Setting) -> Iterator[Finding]:
+def kernels(setting: CheckSetting) -> Iterator[Finding]:
     """Compare result and gradients of each kernel with those of plain fp32 operations on the same device."""
 
     def start(first: int, number: int) -> None:
@@ -55,7 +55,7 @@ def kernels(setting: Setting) -> Iterator[Finding]:
     return in_turn(setting, NAMES, start, judge)
 
 
-def _judged(setting: Setting, name: str, result: dict[str, str | float]) -> Finding:
+def _judged(setting: CheckSetting, name: str, result: dict[str, str | float]) -> Finding:
     if "missing" in result:
         return setting.skipped(name, f"Paddle does not have it on this processor: {result['missing']}")
     off, tolerance = float(result["off"]), float(result["tolerance"])
@@ -80,7 +80,7 @@ ON_GPU = Sizes(8, 2, 128, 4096, 4096, 11008, 32_000, "bfloat16")
 ON_CPU = Sizes(8, 2, 16, 64, 48, 80, 96, "float32")
 
 
-class Case(NamedTuple):
+class KernelCase(NamedTuple):
     """A kernel and its plain counterpart, with inputs that get gradients."""
 
     kernel: Callable[..., Any]  # gives a tensor or several
@@ -113,12 +113,12 @@ def _heads(sizes: Sizes, tokens: int) -> list[Any]:
     return [paddle.randn([1, *shape, sizes.head_dim]) for shape in shapes]
 
 
-def flash(sizes: Sizes) -> Case:
+def flash(sizes: Sizes) -> KernelCase:
     """Causal attention of whole samples."""
     return _attention_of(flash_attention(), paddle.arange(sizes.tokens), _heads(sizes, sizes.tokens))
 
 
-def flashmask(sizes: Sizes, rank: int) -> Case:
+def flashmask(sizes: Sizes, rank: int) -> KernelCase:
     """Two of four chunks of the queries, all keys."""
     chunk = sizes.tokens // 4
     chunks = tuple((index * chunk, (index + 1) * chunk) for index in sorted((rank, 3 - rank)))
@@ -127,7 +127,7 @@ def flashmask(sizes: Sizes, rank: int) -> Case:
     return _attention_of(attend, rows, _heads(sizes, 2 * chunk))
 
 
-def packed(sizes: Sizes) -> Case:
+def packed(sizes: Sizes) -> KernelCase:
     """A row of two documents."""
     first, rows = sizes.tokens // 3, paddle.arange(sizes.tokens, dtype="int32")
     ends = first + (rows >= first).astype("int32") * (sizes.tokens - first)
@@ -135,21 +135,21 @@ def packed(sizes: Sizes) -> Case:
     return _attention_of(attend, rows, _heads(sizes, sizes.tokens), ends)
 
 
-def latents(make: Callable[[Sizes], Case], sizes: Sizes) -> Case:
+def latents(make: Callable[[Sizes], KernelCase], sizes: Sizes) -> KernelCase:
     """The same case with heads as DeepSeek-V3's: keys half as wide again as values, each head with its own."""
     case = make(replace(sizes, kv_heads=sizes.heads, head_dim=3 * sizes.head_dim // 2))
     query, key, value = case.inputs
     return case._replace(inputs=[query, key, value[..., : sizes.head_dim].contiguous()])
 
 
-def _attention_of(attend: Callable[..., Any], rows: Any, inputs: list[Any], ends: Any = None) -> Case:
+def _attention_of(attend: Callable[..., Any], rows: Any, inputs: list[Any], ends: Any = None) -> KernelCase:
     """The runtime's attention of these rows, and plain products."""
-    return Case(
+    return KernelCase(
         lambda q, k, v: attend(q, None, k, v), lambda q, k, v: attention(q, k, v, rows, ends).flatten(2), inputs
     )
 
 
-def rotary(sizes: Sizes) -> Case:
+def rotary(sizes: Sizes) -> KernelCase:
     """Rotary positions of the halves of each head, by PaddleNLP's tables."""
     rates = 10_000.0 ** (-paddle.arange(0, sizes.head_dim, 2, dtype="float32") / sizes.head_dim)
     angles = paddle.arange(sizes.tokens, dtype="float32").unsqueeze(1) * paddle.concat([rates, rates]).unsqueeze(0)
@@ -165,39 +165,39 @@ def rotary(sizes: Sizes) -> Case:
         halves = (x.chunk(2, axis=-1) for x in inputs)
         return [x * cos + paddle.concat([-b, a], -1) * sin for x, (a, b) in zip(inputs, halves, strict=True)]
 
-    return Case(kernel, plain, _heads(sizes, sizes.tokens)[:2])
+    return KernelCase(kernel, plain, _heads(sizes, sizes.tokens)[:2])
 
 
-def rms_norm(sizes: Sizes) -> Case:
-    return Case(
+def rms_norm(sizes: Sizes) -> KernelCase:
+    return KernelCase(
         partial(fused_rms_norm, epsilon=NORM_EPSILON),
         lambda x, weight: x * paddle.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPSILON) * weight,
         [paddle.randn([sizes.tokens, sizes.hidden]), 1 + paddle.randn([sizes.hidden])],
     )
 
 
-def gated(sizes: Sizes) -> Case:
+def gated(sizes: Sizes) -> KernelCase:
     inputs = [paddle.randn([sizes.tokens, sizes.inner]) for _ in range(2)]
-    return Case(swiglu, lambda x, y: x / (1 + paddle.exp(-x)) * y, inputs)
+    return KernelCase(swiglu, lambda x, y: x / (1 + paddle.exp(-x)) * y, inputs)
 
 
-def linear(sizes: Sizes) -> Case:
+def linear(sizes: Sizes) -> KernelCase:
     shapes = ([sizes.tokens, sizes.hidden], [sizes.hidden, sizes.inner], [sizes.inner])
     inputs = [paddle.randn(shape) for shape in shapes]
-    return Case(functional.linear, lambda x, weight, bias: paddle.matmul(x, weight) + bias, inputs)
+    return KernelCase(functional.linear, lambda x, weight, bias: paddle.matmul(x, weight) + bias, inputs)
 
 
-def embedding(sizes: Sizes) -> Case:
+def embedding(sizes: Sizes) -> KernelCase:
     """One token is half of the text, so that its gradient is a long sum."""
     ids = paddle.randint(0, sizes.vocabulary, [sizes.tokens])
     ids[: sizes.tokens // 2] = 1
     one_hot = partial(functional.one_hot, num_classes=sizes.vocabulary)
     table = paddle.randn([sizes.vocabulary, sizes.hidden])
     kernel, additions = partial(functional.embedding, ids), -(-sizes.tokens // 2 // SUMMED_AT_ONCE)
-    return Case(kernel, lambda table: one_hot(ids) @ table, [table], additions)
+    return KernelCase(kernel, lambda table: one_hot(ids) @ table, [table], additions)
 
 
-def loss(sizes: Sizes) -> Case:
+def loss(sizes: Sizes) -> KernelCase:
     ids = paddle.randint(0, sizes.vocabulary, [sizes.tokens])
     alone: Any = SimpleNamespace(tp=1, index=0)
     cross_entropy = CrossEntropy(VocabularyShard(sizes.vocabulary, alone), None, fused=False)
@@ -207,7 +207,7 @@ def loss(sizes: Sizes) -> Case:
         label = paddle.take_along_axis(logits, ids.unsqueeze(-1), -1).squeeze(-1)
         return paddle.logsumexp(logits, -1) - label
 
-    return Case(
+    return KernelCase(
         lambda logits: cross_entropy.losses(1 * logits, ids), plain, [logits]
     )  # gradients of a copy: the kernel overwrites its input
 
@@ -240,7 +240,7 @@ def _stepped_plainly(weights: list[Any], gradients: list[list[Any]]) -> list[Any
     return results
 
 
-def adamw(sizes: Sizes) -> Case:
+def adamw(sizes: Sizes) -> KernelCase:
     """Moves of a matrix, a vector, and a matrix of odd sizes, as they start far from 0."""
     shapes = ([sizes.hidden, sizes.inner], [sizes.hidden], [sizes.hidden + 1, 7])
     weights = [paddle.randn(shape) for shape in shapes]
@@ -249,10 +249,10 @@ def adamw(sizes: Sizes) -> Case:
     def moved(step: Callable[..., list[Any]]) -> Callable[[], list[Any]]:
         return lambda: [new - old for new, old in zip(step(weights, gradients), weights, strict=True)]
 
-    return Case(moved(_stepped), moved(_stepped_plainly), [])
+    return KernelCase(moved(_stepped), moved(_stepped_plainly), [])
 
 
-def experts(sizes: Sizes) -> Case:
+def experts(sizes: Sizes) -> KernelCase:
     """Rows of three experts, of which one has none: its gradient is zeros."""
     first, width = sizes.tokens // 4, sizes.heads * sizes.head_dim
     counts = [first, 0, sizes.tokens - first]
@@ -261,14 +261,14 @@ def experts(sizes: Sizes) -> Case:
         return paddle.concat([rows[:first] @ weights[0], rows[first:] @ weights[2]])
 
     inputs = [paddle.randn([sizes.tokens, sizes.hidden]), paddle.randn([len(counts), sizes.hidden, width])]
-    return Case(lambda rows, weights: Products.apply(rows, counts, weights), plain, inputs)
+    return KernelCase(lambda rows, weights: Products.apply(rows, counts, weights), plain, inputs)
 
 
 class Missing(Exception):
     """Neither this GPU nor this Paddle has the kernel."""
 
 
-def third(make: Callable[[Sizes], Case], sizes: Sizes) -> Case:
+def third(make: Callable[[Sizes], KernelCase], sizes: Sizes) -> KernelCase:
     """The same case by FlashAttention 3."""
     if device.on_gpu() and not has_flash_attention_3():
         raise Missing("FlashAttention 3 needs a GPU of Hopper's kind and Paddle 3.2")
@@ -282,17 +282,17 @@ def third(make: Callable[[Sizes], Case], sizes: Sizes) -> Case:
         finally:
             paddle.set_flags(previous)
 
-    return Case(call, plain, inputs)
+    return KernelCase(call, plain, inputs)
 
 
-OF_ALL_HEADS: dict[str, Callable[[Sizes], Case]] = {
+OF_ALL_HEADS: dict[str, Callable[[Sizes], KernelCase]] = {
     "flash attention, causal, 4 heads a kv head": flash,
     "flashmask, first of 2 context ranks": partial(flashmask, rank=0),
     "flashmask, second of 2 context ranks": partial(flashmask, rank=1),
     "flashmask, packed rows": packed,
 }
 FLASH = OF_ALL_HEADS | {f"{name}, latents": partial(latents, make) for name, make in OF_ALL_HEADS.items()}
-CASES: dict[str, Callable[[Sizes], Case]] = FLASH | {
+CASES: dict[str, Callable[[Sizes], KernelCase]] = FLASH | {
     "rotary positions": rotary,
     "RMSNorm": rms_norm,
     "SwiGLU": gated,
@@ -306,7 +306,7 @@ CASES |= {f"{name}, FlashAttention 3": partial(third, make) for name, make in FL
 NAMES = tuple(CASES)
 
 
-def difference(case: Case, dtype: str) -> tuple[float, str]:
+def difference(case: KernelCase, dtype: str) -> tuple[float, str]:
     """The largest distance of a result or gradient from the plain one, as a share of its largest number; and whose."""
     drawn = [x.astype(dtype) for x in case.inputs]
     random: list[Any] = []

@@ -22,7 +22,7 @@ from ...plan import (
 )
 from ..findings import Finding, State
 from ..parity.parity import WORKER, Case, compare_case, small_case, write_cases
-from .setting import Setting, in_turn
+from .setting import CheckSetting, in_turn
 
 DDP, ZERO2, ZERO3 = DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO3
 # Plans of the sixteen that fit one rank.
@@ -40,7 +40,7 @@ class Named:
     case: Case
 
 
-def parity(setting: Setting) -> Iterator[Finding]:
+def parity(setting: CheckSetting) -> Iterator[Finding]:
     """Loss and every gradient of sixteen plans, fp32 (on GPUs without TF32) and bf16. A kernel that is off by default
     is shown, and not checked."""
     for precision in (Precision.FP32, Precision.BF16):
@@ -65,7 +65,7 @@ def _shown(finding: Finding) -> Finding:
     return replace(finding, state=State.INFO, found=f"{finding.state}: {finding.found}")
 
 
-def schedules(setting: Setting) -> Iterator[Finding]:
+def schedules(setting: CheckSetting) -> Iterator[Finding]:
     """Two steps and an evaluation of pipelines; a wait for a wrong message would hang them."""
     if setting.ranks == 1:
         yield setting.skipped("pipelines", "they need 2 ranks or more")
@@ -75,7 +75,7 @@ def schedules(setting: Setting) -> Iterator[Finding]:
     yield from _tried(setting, list(schedule_cases(setting.ranks)))
 
 
-def _tried(setting: Setting, cases: Sequence[Named], variables: Mapping[str, str] = {}) -> Iterator[Finding]:
+def _tried(setting: CheckSetting, cases: Sequence[Named], variables: Mapping[str, str] = {}) -> Iterator[Finding]:
     with scratch_folder("galvatron-check-") as folder:
         write_cases(folder, [named.case for named in cases])
 

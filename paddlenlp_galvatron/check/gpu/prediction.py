@@ -27,9 +27,9 @@ from ...training.recipe import Recipe
 from ..findings import Finding
 from ..validation.accuracy import outcome_of
 from ..validation.validate import WORKER, visits_in
-from ..validation.work import FILE, JOURNAL, MeasuredRun, Visit, Work, key_of
+from ..validation.work import FILE, JOURNAL, MeasuredPlan, Visit, Work, key_of
 from .parity import training_assumptions
-from .setting import Setting
+from .setting import CheckSetting
 
 # Half a billion weights: 10 GiB with their states on one GPU. On CPU: as large as its tensors must be to fill memory.
 GPU_MODEL = ModelShape("check", "llama", 8, 2048, 5632, 16, 16, 32_000, 2048)
@@ -40,7 +40,7 @@ PROFILE_SHARE = 0.25  # share of the part's time for each profile
 CPU_PROFILE_S = 10.0  # limit for each profile
 
 
-def prediction(setting: Setting) -> Iterator[Finding]:
+def prediction(setting: CheckSetting) -> Iterator[Finding]:
     """Time, memory and bytes of a step, predicted from a profile of this node that is made now."""
     shape = GPU_MODEL if setting.on_gpus else CPU_MODEL
     plans = small_plans(shape, setting.ranks, setting.on_gpus)
@@ -75,7 +75,7 @@ def small_plans(shape: ModelShape, ranks: int, on_gpus: bool) -> dict[str, Plan]
     return plans
 
 
-def _profile(setting: Setting, shape: ModelShape, precision: Precision, folder: Path) -> None:
+def _profile(setting: CheckSetting, shape: ModelShape, precision: Precision, folder: Path) -> None:
     each: dict[str, Any] = {
         "output": folder,
         "nproc": setting.ranks,
@@ -92,7 +92,7 @@ def _profile(setting: Setting, shape: ModelShape, precision: Precision, folder: 
     run_ranks("model", run.model_dump_json(), options, "layers", max(1.0, setting.left_s))
 
 
-def _measured(setting: Setting, shape: ModelShape, plans: Sequence[Plan]) -> list[Visit]:
+def _measured(setting: CheckSetting, shape: ModelShape, plans: Sequence[Plan]) -> list[Visit]:
     """One visit of each plan, as a validation makes it. Raises LaunchError."""
     work = Work(
         output=setting.folder,
@@ -108,8 +108,8 @@ def _measured(setting: Setting, shape: ModelShape, plans: Sequence[Plan]) -> lis
     return [visits[key_of(plan)][0] for plan in plans]
 
 
-def _compare(setting: Setting, name: str, plan: Plan, costs: CostModel, visit: Visit) -> Iterator[Finding]:
-    outcome = outcome_of(plan, name, MeasuredRun.of([visit]), costs, costs.given[0])
+def _compare(setting: CheckSetting, name: str, plan: Plan, costs: CostModel, visit: Visit) -> Iterator[Finding]:
+    outcome = outcome_of(plan, name, MeasuredPlan.of([visit]), costs, costs.given[0])
     figures = f"predicted {1000 * outcome.predicted_s:.1f} ms, measured {1000 * outcome.measured_s:.1f} ms"
     term = f"{outcome.at_fault} {outcome.off_ms()[outcome.at_fault]:+.1f} ms"
     # No figure of a GPU says yet how near it should be.
@@ -140,7 +140,7 @@ WARM_UP = 2  # steps
 TOLERANCE = 0.03  # of a step's time: two medians of five steps differ by as much
 
 
-def stock(setting: Setting) -> Iterator[Finding]:
+def stock(setting: CheckSetting) -> Iterator[Finding]:
     """Compare our step's time with PaddleNLP's, for plans that it can express."""
     if not BENCHMARKS.exists():
         yield setting.skipped("PaddleNLP's Trainer", "it needs the folder benchmarks of a checkout of this project")
@@ -160,7 +160,7 @@ def stock(setting: Setting) -> Iterator[Finding]:
         yield setting.skipped("tensor parallel and two stages", "they need 2 ranks or more")
 
 
-def _compared(setting: Setting, name: str, plan: Plan, shape: ModelShape) -> Finding:
+def _compared(setting: CheckSetting, name: str, plan: Plan, shape: ModelShape) -> Finding:
     folder = setting.folder / name.replace(" ", "-")
     folder.mkdir(parents=True)
     recipe = Recipe(learning_rate=3e-4, weight_decay=0.01, lr_scheduler_type="constant")

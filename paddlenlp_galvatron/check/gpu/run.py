@@ -22,7 +22,7 @@ from ..doctor import Files, Machine, examine
 from ..findings import Finding, Outcome, findings_json, outcome_of
 from . import faults, kernels, parity, prediction
 from .setting import PARTS as NAMES
-from .setting import Part, Setting
+from .setting import CheckSetting, Part
 
 LEAST_S = 5.0  # a part needs at least this time
 MACHINE, RESULT, BUNDLE = "machine.json", "result.json", "gpu-check.tar.gz"
@@ -70,7 +70,7 @@ def check(parts: Sequence[str], most_ranks: int, device: Device, folder: Path, s
             continue
         left_s = end - time.monotonic()
         part_folder = folder / part / f"{ranks}-ranks"
-        setting = Setting(part, ranks, device, part_folder, time.monotonic() + PARTS[part].share * left_s)
+        setting = CheckSetting(part, ranks, device, part_folder, time.monotonic() + PARTS[part].share * left_s)
         if left_s < LEAST_S:
             yield setting.no_time("all of it", f"no time was left of {seconds:.0f} s")
             continue
@@ -78,7 +78,7 @@ def check(parts: Sequence[str], most_ranks: int, device: Device, folder: Path, s
         yield from _found(setting)
 
 
-def _found(setting: Setting) -> Iterator[Finding]:
+def _found(setting: CheckSetting) -> Iterator[Finding]:
     """Findings of a part, each with its time."""
     since = time.monotonic()
 

@@ -22,7 +22,7 @@ PARTS = ("kernels", "parity", "schedules", "resume", "memory", "later", "waits",
 
 
 @dataclass(frozen=True)
-class Setting:
+class CheckSetting:
     """The setting of a part."""
 
     part: str
@@ -85,11 +85,14 @@ class Setting:
         return Finding(name, figures, state, part=self.part, ranks=self.ranks)
 
 
-Part = Callable[[Setting], Iterator[Finding]]
+Part = Callable[[CheckSetting], Iterator[Finding]]
 
 
 def in_turn(
-    setting: Setting, names: Sequence[str], start: Callable[[int, int], None], judge: Callable[[int], Finding | None]
+    setting: CheckSetting,
+    names: Sequence[str],
+    start: Callable[[int, int], None],
+    judge: Callable[[int], Finding | None],
 ) -> Iterator[Finding]:
     """Run all cases in one launch; if it ends in a case, run the later ones in another.
 

@@ -16,7 +16,7 @@ from ...cost_model import CostModel
 from ...cost_model.facts import TIME, layouts_ms, part_ms
 from ...cost_model.traffic import step_traffic_bytes
 from ...plan import DataParallel, LayerStrategy, ModelShape, Plan, VocabStrategy, plan_to_dict, runs
-from .work import MeasuredRun, ValidateOptions, key_of
+from .work import MeasuredPlan, ValidateOptions, key_of
 
 TERMS = {key: name for key, name in TIME.items() if key not in ("vocabulary", "experts")} | {
     "waiting": "waiting for a neighbouring stage",
@@ -93,7 +93,7 @@ class StageOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PlanOutcome:
     """One plan, predicted and measured."""
 
     plan: Plan
@@ -138,7 +138,7 @@ class Outcome:
         return max(off, key=lambda name: abs(off[name]))
 
 
-def outcome_of(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: ModelShape) -> Outcome:
+def outcome_of(plan: Plan, kind: str, run: MeasuredPlan, cost: CostModel, shape: ModelShape) -> PlanOutcome:
     """Raises UserError where the plan cannot be priced."""
     prediction = cost.predict(plan)
     size, reserve = plan.stage_size, cost.reserve_of(plan)
@@ -154,7 +154,7 @@ def outcome_of(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: 
         for ranks in [slice(number * size, (number + 1) * size)]
     )
     predicted_bytes = sum(step_traffic_bytes(plan, shape, cost.options.task.adapter_rank).values())
-    return Outcome(
+    return PlanOutcome(
         plan,
         kind,
         prediction.time_s,
@@ -194,7 +194,7 @@ class Spread:
 class Accuracy:
     """Accuracy over all plans of one model."""
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[PlanOutcome]
     failed: Mapping[str, str] = field(default_factory=dict)  # key -> why it did not run
     left_out: int = 0  # plans for which there was no time
 
@@ -225,11 +225,11 @@ class Accuracy:
         return preferred.measured_s / preferred.plan.global_batch / best - 1
 
     @property
-    def wrong_bytes(self) -> list[Outcome]:
+    def wrong_bytes(self) -> list[PlanOutcome]:
         return [outcome for outcome in self.outcomes if outcome.predicted_bytes != outcome.measured_bytes]
 
     @property
-    def above_bound(self) -> list[Outcome]:
+    def above_bound(self) -> list[PlanOutcome]:
         return [outcome for outcome in self.outcomes if outcome.over_bound_mib > 0]
 
     def terms(self) -> dict[str, tuple[float, float]]:
@@ -377,7 +377,7 @@ def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
     }
 
 
-def _plan(outcome: Outcome) -> dict[str, Any]:
+def _plan(outcome: PlanOutcome) -> dict[str, Any]:
     return {
         "key": key_of(outcome.plan),
         "kind": outcome.kind,

@@ -15,9 +15,9 @@ from ...launch.processes import Launch, LaunchError, World
 from ...measure.journal import Journal
 from ...measure.launcher import PROGRESS, meta_of_rank
 from ...plan import Assumptions, ModelShape, Plan, load_model, plan_to_dict, read_plan, require_valid
-from .accuracy import Accuracy, Outcome, outcome_of
+from .accuracy import Accuracy, PlanOutcome, outcome_of
 from .plans import sample_plans
-from .work import FILE, JOURNAL, MeasuredRun, ValidateOptions, Visit, Work, key_of, visit_of
+from .work import FILE, JOURNAL, MeasuredPlan, ValidateOptions, Visit, Work, key_of, visit_of
 
 METHOD = 6  # how a step is measured: raised when that changes
 WORKER = f"{__package__}.worker"
@@ -142,14 +142,14 @@ class Validation:
     def accuracy(self) -> Accuracy:
         """Accuracy over the plans that ran. Raises UserError where none did."""
         visits_of_plan = visits_in(self._journal())
-        outcomes: list[Outcome] = []
+        outcomes: list[PlanOutcome] = []
         failed: dict[str, str] = {}
         for plan, kind in self.kinds.items():
             visits = visits_of_plan.get(key_of(plan), [])
             if why := next((visit.failed for visit in visits if visit.failed), ""):
                 failed[key_of(plan)] = why
             elif visits:
-                outcomes.append(outcome_of(plan, kind, MeasuredRun.of(visits), self.cost, self.shape))
+                outcomes.append(outcome_of(plan, kind, MeasuredPlan.of(visits), self.cost, self.shape))
         if not outcomes:
             why = next(iter(failed.values()), "there was no time")
             raise UserError(f"minutes: no plan was run to its end: {why}")

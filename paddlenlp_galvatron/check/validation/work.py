@@ -136,7 +136,7 @@ class Visit(BaseModel):
     failed: str = ""  # why it did not run
 
 
-class MeasuredRun(BaseModel):
+class MeasuredPlan(BaseModel):
     """Measurements of a plan over all visits."""
 
     step: Step  # the one that counts

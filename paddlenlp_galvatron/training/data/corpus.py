@@ -83,14 +83,14 @@ class Written(NamedTuple):
     tokens: int
 
 
-class Found(NamedTuple):
+class CorpusFiles(NamedTuple):
     """Files to read, each once, in a fixed order, and the others of folders with the reasons why they are not read."""
 
     files: tuple[Path, ...]
     left_out: dict[Path, str]
 
 
-def find_files(inputs: Sequence[str | Path], encoding: str = UTF8) -> Found:
+def find_files(inputs: Sequence[str | Path], encoding: str = UTF8) -> CorpusFiles:
     """Files named, and in folders those that hold text.
 
     Raises UserError: a file that is named, or has the ending of a text, cannot be read.
@@ -110,7 +110,7 @@ def find_files(inputs: Sequence[str | Path], encoding: str = UTF8) -> Found:
     if not files:
         first = next((f"; {file}: {reason}" for file, reason in left_out.items()), "")
         raise UserError(f"input: {', '.join(map(str, inputs))} holds no file of text{first}")
-    return Found(tuple(files), left_out)
+    return CorpusFiles(tuple(files), left_out)
 
 
 def _inside(path: Path, encoding: str) -> Iterator[tuple[Path, str | None]]:

@@ -23,7 +23,7 @@ from ..data.source import BatchSource, InPasses
 from ..events import Events
 from ..inputs import Sources, open_data, open_validation
 from ..loop import TrainingLoop
-from ..run import Run
+from ..run import RankRun
 from ..settings import TrainSettings
 from ..step_log import StepRecord
 from .surface import (
@@ -195,7 +195,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         """
         refuse_arguments(others)
         self._own_data, self.eval_dataset, self.data_collator = train_dataset, eval_dataset, data_collator
-        self.run = Run.of(_settings(model, args, train_dataset), self._open_training, self._open_evaluation)
+        self.run = RankRun.of(_settings(model, args, train_dataset), self._open_training, self._open_evaluation)
         self.run.tokenizer = tokenizer
         self.loop = TrainingLoop(self.run, Callbacks(self))
         engine, settings, steps = self.run.engine, self.run.settings, self.run.steps
