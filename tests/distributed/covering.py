@@ -31,11 +31,12 @@ def covering(cases: Sequence[Named], share: float = SHARE) -> list[Named]:
 
 def pairs_of(case: Named) -> set[object]:
     """Pairs of features of the plan, of the plan and a layer, and of one layer; layouts next to each other."""
-    plan, whole = case.plan, set(_whole(case))
+    plan, whole, kv_heads = case.plan, set(_whole(case)), case.kv_heads or 0
     pairs: set[object] = {frozenset(pair) for pair in combinations(whole, 2)}
     for index, layer in enumerate(plan.layers):
         features = {f"layer {feature}" for feature in _layer(layer, plan.default_dp_type)}
         features |= {"layer dense"} if index in case.dense else set()
+        features |= {f"layer {kv_heads} kv heads on {layer.tp} ranks"} if layer.tp > kv_heads > 0 else set()
         pairs |= {frozenset(pair) for pair in combinations(features, 2)}
         pairs |= {frozenset((feature, other)) for feature in features for other in whole}
     return pairs | set(pairwise(map(_layout, plan.layers)))
@@ -56,7 +57,6 @@ def _whole(case: Named) -> Iterator[str]:
         "MTP": case.mtp,
         "plain tp": not plan.assumed.sequence_parallel,
         "reduced every micro-batch": not plan.assumed.async_grad_reduce,
-        "kv heads shared": case.kv_heads is not None,
         "uneven stages": len(set(plan.stages)) > 1,
     }
     yield from (name for name, holds in flags.items() if holds)

@@ -38,7 +38,7 @@ ZERO = [
     named("tied and zero3, one stage", "ernie4_5, adamw, tied", 4, "[2z] 1z 2"),
     named("tied across stages", "qwen2, tied", 4, "[2] 1 | 2", batch="8/4"),
     named("tied across stages, zero2", "llama, tied", 4, "1 | 2", default=ZERO2),
-    named("one kv head, tp without Megatron-SP, zero3", "llama", 4, "4 2z 1", megatron_sp=False, kv_heads=1),
+    named("two kv heads on four ranks, no Megatron-SP, zero3", "llama", 4, "4 2z 1", megatron_sp=False, kv_heads=2),
     named("fewer kv heads than Ulysses", "qwen2", 4, "4u 2uz 4ur", kv_heads=2),
 ]
 CONTEXT_FOUR = [

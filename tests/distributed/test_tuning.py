@@ -24,7 +24,7 @@ TWO = ["tp 1-2 without Megatron-SP", "parts, tp with Megatron-SP", "2 chunks, ti
 FOUR = [
     "Ulysses, tp and dp mixed",
     "strided tp without Megatron-SP",
-    "one kv head, tp without Megatron-SP, zero3",
+    "two kv heads on four ranks, no Megatron-SP, zero3",
     "zero3 in a pipeline",
     "cp with tp without Megatron-SP",
     "cp with Ulysses",
