@@ -30,7 +30,7 @@ ALLOWED = [
     Reason(
         "add subtract multiply divide div_scale floor_divide remainder scale clip cast pow rsqrt exp log sigmoid silu "
         "log1p log1p_grad fmax equal not_equal less_than greater_than greater_equal logical_and where full full_like "
-        "logsigmoid relu pow_grad rsqrt_grad sigmoid_grad silu_grad logsigmoid_grad relu_grad where_grad",
+        "logsigmoid relu pow_grad exp_grad rsqrt_grad sigmoid_grad silu_grad logsigmoid_grad relu_grad where_grad",
         "one launch of ElementwiseKernel or BroadcastKernel in the context's stream; the output of the allocator",
         {"gpu/where_kernel.cu": "02a5e4e0", "gpu/full_kernel.cu": "01e3d7c7", "gpu/scale_kernel.cu": "00816fcb"}
         | {"gpu/cast_kernel.cu": "04fac4f2", "kps/compare_kernel.cu": "0610216b"}
