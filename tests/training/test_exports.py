@@ -23,9 +23,10 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, models
 
 from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.plan import load_model
-from paddlenlp_galvatron.training.checkpoint.adapters import StoredFactor, stored_factors
+from paddlenlp_galvatron.training.checkpoint.adapters import StoredFactor, peft_tensor, stored_factors, targets
 from paddlenlp_galvatron.training.checkpoint.companions import config_like, without_absent_code
 from paddlenlp_galvatron.training.checkpoint.saving import WEIGHTS_ALONE, save_model
 from paddlenlp_galvatron.training.prepare import prepare
@@ -300,6 +301,10 @@ def write_adapters(folder: Path, model: Path, changed: str = "", value: float = 
         pytest.param({"use_rslora": "false"}, "use_rslora is 'false'; write true or false", id="a text as flag"),
         pytest.param({"use_dora": "false"}, "use_dora is false, but False alone", id="a text as another flag"),
         pytest.param({"peft_type": "ADALORA"}, "peft_type is ADALORA", id="another kind"),
+        *(
+            pytest.param({name: value}, f"{name} is {value}, but", id=name)
+            for name, value in [("kasa_config", {"beta": 1}), ("velora_config", {}), ("use_new", True)]
+        ),
     ],
 )
 def test_adapters_that_do_not_give_what_was_trained_are_refused(galvatron, tmp_path, changes, fault):
@@ -337,12 +342,33 @@ def fused(folder: Path, target: Path, model: Path, halves: bool) -> Path:
             flat = joined if factors[0].is_first else joined.transpose(1, 2, 0)
             size = (-1, joined.shape[2]) if factors[0].is_first else (joined.shape[1], -1)
             tensors[name] = np.ascontiguousarray(flat.reshape(size))
+        written = peft_tensor(name, factors, lambda each: stored[each.peft].T)
+        assert not halves or (written.shape == tensors[name].shape and np.array_equal(written.read(), tensors[name]))
     save_file(tensors, target / "adapter_model.safetensors")
     config = json.loads((folder / "adapter_config.json").read_text())
     config |= {"target_parameters": ["gate_up_proj", "down_proj"]}
     config |= {"rank_pattern": {r".*\.gate_up_proj": 4}, "alpha_pattern": {r".*\.gate_up_proj": 8}} if halves else {}
     (target / "adapter_config.json").write_text(json.dumps(config))
     return target
+
+
+@pytest.mark.parametrize(
+    ("name", "rslora", "names", "alpha"),
+    [
+        pytest.param("llama", True, None, None, id="no experts"),
+        pytest.param("mixtral", False, None, None, id="experts alone"),
+        pytest.param("mixtral", True, [], 2**0.5 * 4, id="experts scaled by the root of the rank"),
+        pytest.param("qwen2_moe", False, ["shared_expert.gate_proj"], 8, id="a shared expert"),
+        pytest.param("deepseek_v3", False, ["mlp.gate_proj", "shared_experts.gate_proj"], 8, id="dense layers"),
+    ],
+)
+def test_adapters_are_named_as_peft_reads_them_on_transformers_5(tmp_path, name, rslora, names, alpha):
+    factors = list(stored_factors(load_model(write_model(tmp_path / "model", name)), 2))
+    config = targets(factors, Adapters(2, 4.0, rslora))
+    assert names is None or set(config["target_modules"]).isdisjoint(["gate_proj", "up_proj", "down_proj", "w1"])
+    parameters = config.get("target_parameters", [])
+    assert [name[:-7] for name in parameters if "gate_proj.weight" in name] == (names or []), config
+    assert list(config.get("alpha_pattern", {}).values()) == ([alpha] if alpha else []), config
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "qwen2_moe"])

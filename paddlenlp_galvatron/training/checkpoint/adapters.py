@@ -5,15 +5,17 @@
       lora_config.json, peft_model-00001-of-00001.safetensors, …   PaddleNLP's
 
 PEFT keeps factors as linear layers, [rank, in] and [out, rank], under Hugging Face's names; PaddleNLP [in, rank] and
-[rank, out] under its own. A folder that is written here has both, with factors of each expert; one of either is read,
-as is PEFT's form for fused experts (`FusedExperts`).
+[rank, out] under its own. A folder that is written here has both; one of either is read. PEFT's factors are those of
+single experts or, where transformers 5 has these in one parameter, of all experts of a layer (`FusedExperts`).
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -25,6 +27,7 @@ from safetensors import safe_open
 
 from ...base.errors import UserError
 from ...base.reading import LargeFile, read_json
+from ...base.text import shortened
 from ...base.writing import whole_folder, write_text
 from ...model.lora import FACTORS, Adapters, factors_of
 from ...plan import ModelShape, Precision
@@ -50,6 +53,8 @@ UNLIKE: dict[str, Any] = {
     **{"rank_pattern": {}, "alpha_pattern": {}, "fan_in_fan_out": False, "pissa": False, "loraga": False},
     **{"use_mora": False, "lora_use_mixer": False, "peft_type": "LORA"},
 }
+VARIANT = re.compile(r"use_\w+|\w+_config")  # PEFT's names for fields of a variant of LoRA, but for these:
+PLAIN = re.compile(r"use_rslora|use_quick_lora|(eva|corda|loftq|lora_ga|megatron|runtime)_config")
 # Patterns in PEFT's config that may have an entry of gate_up_proj alone, and types of their values.
 PATTERNS: dict[str, tuple[type, ...]] = {"rank_pattern": (int,), "alpha_pattern": (int, float)}
 # PEFT's init_lora_weights, in lower case, that leave the base as it is; pissa, olora, corda, loftq, lora_ga change it.
@@ -156,6 +161,39 @@ class FusedExperts:
         return part
 
 
+def peft_tensor(name: str, factors: list[StoredFactor], read: Callable[[StoredFactor], Array]) -> Tensor:
+    """PEFT's tensor of the factors of all experts of a layer, gate's ranks before up's; or of a single factor."""
+    products, (rows, columns), count = sorted({each.product for each in factors}), factors[0].shape, len(factors)
+    is_first, last = factors[0].is_first, len(products) - 1
+
+    def joined() -> Array:
+        stacks = [np.stack([read(each).T for each in factors if each.product == product]) for product in products]
+        if is_first:
+            return np.concatenate(stacks, 1).reshape(-1, rows)
+        blocks = [np.pad(each, ((0, 0), (0, 0), (n * rows, (last - n) * rows))) for n, each in enumerate(stacks)]
+        return np.concatenate(blocks, 1).transpose(1, 2, 0).reshape(-1, rows * count)
+
+    return Tensor(name, (columns * count, rows) if is_first else (columns * len(products), rows * count), joined)
+
+
+def targets(every: list[StoredFactor], adapters: Adapters) -> dict[str, Any]:
+    """Fields of PEFT's config that name what is adapted. As it reads adapters of single experts on transformers 5, it
+    takes projections of their names elsewhere for theirs, and scales rsLoRA's by the rank of gate and up together;
+    there all experts of a layer are written in one."""
+    of_experts = {factor.projection for factor in every if factor.expert is not None}
+    others = [factor for factor in every if factor.expert is None and factor.projection in of_experts]
+    modules = dict.fromkeys(factor.projection for factor in every)
+    if not others and not (of_experts and adapters.rslora):
+        return {"target_modules": list(modules)}
+    parameters = [f"{'.'.join(factor.name.split('.')[-3:-1])}.weight" for factor in others]
+    both, alpha = r".*\.gate_up_proj", adapters.alpha * (math.sqrt(2) if adapters.rslora else 2)
+    return {
+        "target_modules": [name for name in modules if name not in of_experts],
+        "target_parameters": ["experts.gate_up_proj", "experts.down_proj", *dict.fromkeys(parameters)],
+        **{"rank_pattern": {both: 2 * adapters.rank}, "alpha_pattern": {both: alpha}},
+    }
+
+
 class AdapterFolder:
     """Adapters that a folder holds, PEFT's, PaddleNLP's or a checkpoint's; a `WeightSource` of their factors."""
 
@@ -198,9 +236,11 @@ class AdapterFolder:
         adapters = Adapters(int(str(rank)), float(str(alpha)), bool(scaled)) if counts else Adapters(1, 1.0)
         if experts and any(".experts.lora_" in name for name in self._names):
             self._fused = FusedExperts(self._tensor, experts, adapters, config)
+        switches = [name for name in config if VARIANT.fullmatch(name) and not PLAIN.fullmatch(name)]
+        variants = {name: False if name.startswith("use_") else None for name in switches}
         faults = [
-            f"{path}: {name} is {config[name]}, but {plain} alone is supported"
-            for name, plain in UNLIKE.items()
+            f"{path}: {name} is {shortened(str(config[name]))}, but {plain} alone is supported"
+            for name, plain in (variants | UNLIKE).items()
             if config.get(name, plain) not in (plain, None)
         ]
         if str(begun := config.get("init_lora_weights")).lower() not in OF_THE_PLAIN_BASE:
@@ -295,11 +335,12 @@ def write_adapters(checkpoint: Checkpoint, target: Path, like: Path | None = Non
     adapters, weights = checkpoint.index.adapters, CheckpointWeights(checkpoint)
     assert adapters is not None
     every = list(stored_factors(checkpoint.shape, adapters.rank))
-    projections = list(dict.fromkeys(factor.projection for factor in every))
+    targeted, groups = targets(every, adapters), defaultdict(list)
+    for factor in every:
+        groups[factor.fused if "target_parameters" in targeted else factor.peft].append(factor)
 
-    def read(factor: StoredFactor, transposed: bool) -> Array:
-        array = weights(factor.name, factor.shape)
-        return array.T if transposed else array
+    def read(factor: StoredFactor) -> Array:
+        return weights(factor.name, factor.shape)
 
     about = checkpoint.folder / BASE_CONFIG
     base = read_json(about).get("_name_or_path") if about.is_file() else None
@@ -307,18 +348,19 @@ def write_adapters(checkpoint: Checkpoint, target: Path, like: Path | None = Non
         sys.stderr.write("note: base_model_name_or_path is null, as their base has no name: name it as you load them\n")
     with whole_folder(target) as folder:
         copy_companions(companions(like or checkpoint.folder), folder)
-        peft = [Tensor(factor.peft, factor.shape[::-1], partial(read, factor, True)) for factor in every]
+        peft = [peft_tensor(name, factors, read) for name, factors in groups.items()]
         write_tensors(folder / PEFT_WEIGHTS, peft, Precision.FP32)
         common: dict[str, Any] = {"r": adapters.rank, "lora_alpha": adapters.alpha, "lora_dropout": 0.0}
         common["base_model_name_or_path"] = base
         config = common | {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "fan_in_fan_out": False}
-        config |= {"target_modules": projections, "use_rslora": adapters.rslora, "inference_mode": True}
+        config |= targeted | {"use_rslora": adapters.rslora, "inference_mode": True}
         write_text(folder / PEFT_CONFIG, json.dumps(config, indent=2) + "\n")
-        plain = [Tensor(factor.name, factor.shape, partial(read, factor, False)) for factor in every]
+        plain = [Tensor(factor.name, factor.shape, partial(read, factor)) for factor in every]
         facts = write_tensors(folder / WEIGHTS, plain, Precision.FP32, framework="np")
         index = {"metadata": {"total_size": facts.bytes}, "weight_map": {factor.name: WEIGHTS for factor in every}}
         write_text(folder / SHARDS, json.dumps(index, indent=2) + "\n")
-        config = common | {"target_modules": [f".*{name}.*" for name in projections], "rslora": adapters.rslora}
+        config = common | {"rslora": adapters.rslora}
+        config |= {"target_modules": [f".*{name}.*" for name in dict.fromkeys(each.projection for each in every)]}
         config |= {"tensor_parallel_degree": -1, "dtype": "float32"}
         write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
 
