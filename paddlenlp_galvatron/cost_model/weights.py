@@ -163,7 +163,7 @@ def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | Non
     if stage == last:
         head = weights_of(shape.head, tp)
         has_table = shape.tied_embeddings and stage == 0
-        held.append((*vocab, Weights(whole_vectors=head.whole_vectors) if has_table else head))
+        held.append((*vocab, replace(head, matrices=0) if has_table else head))
     whole = plan.assumed.async_grad_reduce and plan.micro_batches > 1
     weights = states = 0.0
     for per_weight, dp_type, sharding, module in held:

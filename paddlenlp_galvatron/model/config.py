@@ -91,7 +91,7 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
         raise fields.error("attention_dropout", "a number from 0 to below 1")
     theta, scaling = _rope(fields)
-    of_family: dict[str, Any] = {name: fields.flag(field) for field, name in family.switches.items()} | _experts(
+    of_family: dict[str, Any] = {name: fields.flag(field) for name, field in family.switches.items()} | _experts(
         fields, layers
     )
     if family.local:
@@ -186,7 +186,9 @@ def _latents(fields: Fields) -> Latents:
 
 def _head_dim(fields: Fields) -> int | None:
     """Width of a head; None: hidden_size over heads. Raises UserError for null where the family has another number."""
-    if fields.get("head_dim") is None and (fields.family.null_head_dim or "head_dim" not in fields.family.defaults):
+    if fields.get("head_dim") is None and (
+        "head_dim" in fields.family.null_off or "head_dim" not in fields.family.defaults
+    ):
         return None
     head_dim: int = fields.number("head_dim")
     return head_dim
@@ -378,7 +380,7 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
         "attention_dropout": shape.attention_dropout,
         **{
             field: on
-            for field, name in shape.traits.switches.items()
+            for name, field in shape.traits.switches.items()
             if (on := getattr(shape, name)) or shape.traits.defaults.get(field)
         },
         **_of_local_layers(shape, shape.traits.local),

@@ -77,14 +77,16 @@ class Family:
     qkv_bias: bool = False  # q, k and v always have biases
     rotary_share: float = 1.0  # of a head's numbers that rotary positions turn: partial_rotary_factor
     qk_norm: bool = False  # each head of q and k goes through a norm, whose scales all heads share
-    # Fields of config.json that may be true, and the fields of ModelShape that they turn on.
+    # Fields of ModelShape, and the fields of config.json that turn them on.
     switches: Mapping[str, str] = field(default_factory=dict)
     # Ways to scale rotary positions: rope_type -> the numbers that it needs.
     rope_types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mixture: Mixture | None = None  # layers have experts
     latent: bool = False  # attention has latents
     dropout: bool = True  # attention_dropout is its own
-    null_head_dim: bool = False  # a head_dim of null means hidden_size over heads, though it has a default
+    # Fields of config.json for which null means off; of head_dim, hidden_size over heads in place of its default.
+    null_off: tuple[str, ...] = ()
+    biased_head: bool = False  # the LM head has a bias where the MLP has
     local: Local | None = None  # some layers attend to less than all tokens
     sinks: bool = False  # each head's softmax has one more, learned score
     gated: bool = False  # attention's output is multiplied by a gate of each head, which q's projection gives

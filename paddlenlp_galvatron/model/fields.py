@@ -45,6 +45,8 @@ class Fields:
     def flag(self, field: str) -> bool:
         """A switch, which is off if it is left out, unless the family has it on. Raises UserError."""
         value = self.config.get(field, self.family.defaults.get(field, False))
+        if value is None and field in self.family.null_off:
+            return False
         if not isinstance(value, bool):
             raise self.error(field, "true or false")
         return value

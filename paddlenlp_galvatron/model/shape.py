@@ -302,7 +302,9 @@ def _embedding(shape: ModelShape) -> LayerKind:
 def _head(shape: ModelShape) -> LayerKind:
     norm = Weight("norm.weight", (shape.hidden_size,))
     table = Weight("lm_head.weight", (shape.hidden_size, shape.vocab_size), Split.COLUMN, padded=True, linear=True)
-    return LayerKind((Sublayer("norm", (norm,)), Sublayer("LM head", (table,))))
+    bias = Weight("lm_head.bias", (shape.vocab_size,), Split.COLUMN, padded=True)
+    biased = shape.mlp_bias and shape.traits.biased_head
+    return LayerKind((Sublayer("norm", (norm,)), Sublayer("LM head", (table, bias) if biased else (table,))))
 
 
 @lru_cache(maxsize=256)
@@ -422,7 +424,7 @@ def _shared(shape: ModelShape) -> Iterator[Sublayer]:
     if not shape.shared_size or not mixture:
         return
     name = f"{mixture.inside}.{mixture.shared}"
-    yield _mlp(name, shape.hidden_size, shape.shared_size)
+    yield _mlp(name, shape.hidden_size, shape.shared_size, shape.mlp_bias)
     if mixture.gated:
         gate = Weight(f"{name}_gate.weight", (shape.hidden_size, 1), linear=True)
         kept = Kept(tokens=shape.hidden_size)
@@ -447,7 +449,8 @@ def _mtp(shape: ModelShape) -> Sublayer:
     both, [embedding, hidden]; behind it the norm of its own that the LM head reads. DeepSeek-V3, arXiv:2412.19437,
     section 2.2. The report leaves open the order and whether the hidden state is behind the model's last norm, and
     transformers 5.24 has no such layer: both are as vLLM serves the published weights (models/deepseek_mtp.py at
-    03356f8c, whose input is the normed state of deepseek_v2.py)."""
+    03356f8c, whose input is the normed state of deepseek_v2.py); Megatron-LM trains in the same order
+    (core/transformer/multi_token_prediction.py at 13f8f526)."""
     hidden = shape.hidden_size
     norms = [Weight(f"{name}.weight", (hidden,)) for name in ("enorm", "hnorm", "shared_head.norm")]
     [projection] = linear("eh_proj", 2 * hidden, hidden, Split.WHOLE)

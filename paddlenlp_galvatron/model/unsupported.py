@@ -70,7 +70,7 @@ def _fault(
     field: str, value: Any, family: Family, plain: Sequence[tuple[re.Pattern[str], tuple[object, ...]]]
 ) -> str | None:
     """The fault of a field, if it has one. `plain`: names, and the values that ask for nothing."""
-    free = field in family.switches or field in family.unplanned or (field == "attention_dropout" and family.dropout)
+    free = field in (*family.switches.values(), *family.unplanned) or (field == "attention_dropout" and family.dropout)
     if value is None or free or _any_of(FREE).match(field):
         return None
     if "quant" in field or field == "compression_config":

@@ -128,15 +128,23 @@ class _Losses(PyLayer):  # type: ignore[misc]
 class Pieces:
     """The LM head's product and losses by pieces of its tokens."""
 
-    def __init__(self, sizes: Sequence[int], loss: CrossEntropy, table: ShardedParameter, tied: bool, numbers: Numbers):
-        """`sizes`: tokens of each piece. `table` [H, v]; `tied`: the embedding's, [v, H]."""
-        self._sizes, self._loss, self._table, self._tied, self._numbers = sizes, loss, table, tied, numbers
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        loss: CrossEntropy,
+        weights: Sequence[ShardedParameter],
+        tied: bool,
+        numbers: Numbers,
+    ):
+        """`sizes`: tokens of each piece. `weights`: table [H, v], or the embedding's [v, H] where it is `tied`; and the
+        bias [v], if there is one."""
+        self._sizes, self._loss, self._weights, self._tied, self._numbers = sizes, loss, weights, tied, numbers
 
     def scores(self, hidden: Any, labels: Any) -> tuple[Any, Any]:
         """Losses [U] and hits [U] of hidden states [U, H], without gradients."""
-        table = cast(self._table.tensor, self._numbers.computed)
+        weights = self._computed()
         scores = [
-            self._loss.scores(self._logits(rows, table), labels_of_rows)[:2]
+            self._loss.scores(self._logits(rows, *weights), labels_of_rows)[:2]
             for rows, labels_of_rows in self._cut(hidden, labels)
         ]
         losses, hits = zip(*scores, strict=True)
@@ -151,9 +159,12 @@ class Pieces:
         """Losses [U], whose gradients are known in backward alone."""
         return _InPieces.apply(hidden, labels, self)
 
-    def _logits(self, hidden: Any, table: Any) -> Any:
+    def _computed(self) -> list[Any]:
+        return [cast(weight.tensor, self._numbers.computed) for weight in self._weights]
+
+    def _logits(self, hidden: Any, table: Any, *bias: Any) -> Any:
         """[P, v] in fp32: those of 16 bits are gone when it returns."""
-        return cast(paddle.matmul(hidden, table, transpose_y=self._tied), "float32")
+        return cast(sum(bias, paddle.matmul(hidden, table, transpose_y=self._tied)), "float32")
 
     def _cut(self, *of_tokens: Any) -> Iterator[tuple[Any, ...]]:
         start = 0
@@ -163,19 +174,21 @@ class Pieces:
 
     def with_gradients(self, hidden: Any, labels: Any, weights: Any, accumulate: Any) -> tuple[Any, Any]:
         """Losses [U] and the gradient of the hidden states [U, H], where that of each loss is `weights` [U]. Each
-        piece's gradient of the table is handed to `accumulate`."""
-        table = cast(self._table.tensor, self._numbers.computed)
+        piece's gradient of a weight is handed to `accumulate`, with the weight."""
+        table, *bias = self._computed()
         losses, gradients = [], []
         for rows, labels_of_rows, weight in self._cut(hidden, labels, weights):
-            scores = self._loss.scores_for_gradient(self._logits(rows, table), labels_of_rows)
+            scores = self._loss.scores_for_gradient(self._logits(rows, table, *bias), labels_of_rows)
             losses.append(scores.losses)
             step = cast(self._loss.gradient(scores, labels_of_rows, weight), self._numbers.computed)
             del scores  # its place is free for the next piece
             gradients.append(paddle.matmul(step, table, transpose_y=not self._tied))
-            if not self._table.tensor.stop_gradient:
+            if not self._weights[0].tensor.stop_gradient:
                 product = (step, rows) if self._tied else (rows, step)
-                accumulate(paddle.matmul(*product, transpose_x=True))
+                accumulate(self._weights[0], paddle.matmul(*product, transpose_x=True))
                 del product
+                for weight in self._weights[1:]:
+                    accumulate(weight, step.sum(0))
             del step
         return paddle.concat(losses), paddle.concat(gradients)
 
@@ -183,22 +196,22 @@ class Pieces:
 class _Sum(PyLayer):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, hidden: Any, labels: Any, pieces: Pieces, scale: float, later: bool) -> Any:
-        ctx.table, ctx.kept = pieces._table, None
+        ctx.kept = {}
 
-        def keep(gradient: Any) -> None:
-            ctx.kept = add(ctx.kept, gradient, ctx.table.gradient_dtype)
+        def keep(weight: ShardedParameter, gradient: Any) -> None:
+            ctx.kept[weight] = add(ctx.kept.get(weight), gradient, weight.gradient_dtype)
 
         weights = paddle.full(labels.shape, scale, "float32")
-        accumulate = keep if later else ctx.table.accumulate
+        accumulate = keep if later else ShardedParameter.accumulate
         losses, ctx.gradient = pieces.with_gradients(hidden, labels, weights, accumulate)
         return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         """`grad` is the scale that forward was given: nothing is multiplied again."""
-        if ctx.kept is not None:
-            ctx.table.accumulate(ctx.kept)
-            ctx.kept = None
+        for weight, gradient in ctx.kept.items():
+            weight.accumulate(gradient)
+        ctx.kept = {}
         gradient, ctx.gradient = ctx.gradient, None
         return gradient
 
@@ -213,4 +226,4 @@ class _InPieces(PyLayer):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         hidden, labels = ctx.saved_tensor()
-        return ctx.pieces.with_gradients(hidden, labels, grad, ctx.pieces._table.accumulate)[1]
+        return ctx.pieces.with_gradients(hidden, labels, grad, ShardedParameter.accumulate)[1]

@@ -142,18 +142,18 @@ class Head:
         self._place, setup, shape = placement, placement.setup, placement.setup.shape
         with paddle.LazyGuard():
             self._norm = setup.family.final_norm(setup.config)
-        norm, lm_head = shape.head.weights
+        norm, lm_head, *bias = shape.head.weights
         self._slots = shard_layer(self._norm, lambda _: placement.parameter(norm, f"{shape.traits.prefix}."))
         self._tied = table is not None
         if table is None:
             table = placement.parameter(lm_head, "")
-        self._table = table
-        self.parameters: list[ShardedParameter] = [*(weight for _, _, weight in self._slots), table]
+        self._weights = [table, *(placement.parameter(weight, "") for weight in bias)]
+        self.parameters: list[ShardedParameter] = [*(weight for _, _, weight in self._slots), *self._weights]
         # Paddle's one kernel for a split vocabulary knows no columns of padding.
         fused = setup.kernels.fused_cross_entropy and fuses_loss(shape.vocab_size, placement.tp)
         shard = VocabularyShard(shape.vocab_size, placement)
         self._loss = CrossEntropy(shard, placement.group(Axis.TENSOR), fused)
-        self._pieces = Pieces(pieces, self._loss, table, self._tied, placement.numbers) if len(pieces) > 1 else None
+        self._pieces = Pieces(pieces, self._loss, self._weights, self._tied, placement.numbers) if pieces[1:] else None
         self._reduced_each = not setup.plan.assumed.async_grad_reduce  # reduced after each micro-batch
         self._mtp_weight = setup.mtp_weight
         self.scale = 1.0  # the gradient of the sum of losses in the passes that follow
@@ -216,6 +216,6 @@ class Head:
         return self._loss.scores(self._logits(normed), labels)[:2]
 
     def _logits(self, normed: Any) -> Any:
-        table = compute_weight(self._table, self._place.numbers)
+        table, *bias = (compute_weight(weight, self._place.numbers) for weight in self._weights)
         [logits] = self._place.products(CommPoint.INTO_HEAD, False, normed, table, transposed=self._tied)
-        return logits
+        return sum(bias, logits)

@@ -25,6 +25,11 @@ def case(of: Plan, family: str = "qwen2", optimizer: str = "sgd", pieces: int = 
     return small_case(by_pieces(of, pieces), family, optimizer, steps=3, **how)
 
 
+def biased(case: Case) -> Case:
+    """With a bias in the LM head, too."""
+    return replace(case, shape=replace(case.shape, attention_bias=True, mlp_bias=True))
+
+
 SP, PLAIN = {"vocab": "2"}, {"vocab": "2", "megatron_sp": False}
 LATE = {"schedule": Schedule.GPIPE, "async_reduce": False}  # several in flight, each reduced by itself
 # Odd pieces, and as many as tokens.
@@ -36,6 +41,8 @@ TWO = [
     case(plan(2, "1 1", micro_batches=4, default=DataParallel.ZERO2, async_reduce=False), tied=True),
     case(plan(2, "1 1r 1 1 1", (1, 2, 1, 1), chunks=2, micro_batches=4), "llama", "adamw"),
     case(plans.in_16_bits(plan(2, "1 2", **SP))),
+    biased(case(plan(2, "1 2", **SP), "ernie4_5_moe", tied=True)),
+    biased(case(plan(2, "1 1", (1, 1), micro_batches=4, **LATE), "ernie4_5_moe", "adamw")),
     case(plans.in_16_bits(plan(2, "1 1", (1, 1)), Precision.FP16), tied=True),
 ]
 FOUR = [

@@ -21,6 +21,7 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
 # Further sizes of the smallest model of a family.
 FURTHER = {
     "qwen3": {"attention_bias": True},
+    "ernie4_5_moe": {"attention_bias": True, "mlp_bias": True},
     "llama": {
         "own_head_dim": 16,
         "attention_bias": True,

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[1] / "fixtures" / "huggingface"
 TUNING = FOLDER.parent / "tuning"
 NAMES = ("llama", "qwen2", "qwen2-tied", "llama3.2", "qwen3", "qwen3_moe", "qwen2_moe", "qwen2_moe-dense", "mixtral")
 NAMES += ("deepseek_v2", "deepseek_v2-lite", "deepseek_v3", "ernie4_5", "glm4_moe", "glm4_moe-air")
-NAMES += ("ernie4_5_moe", "ernie4_5_moe-interval")
+NAMES += ("ernie4_5_moe", "ernie4_5_moe-interval", "ernie4_5-bias", "ernie4_5_moe-bias")
 TOLERANCE = 1e-4  # of logits and losses against transformers'; seen were 4e-6 and 1e-6
 
 

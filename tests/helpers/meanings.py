@@ -96,9 +96,9 @@ OWN: dict[str, Config] = {
     "llama": {"attention_bias": True, "mlp_bias": True, "rope_scaling": LLAMA3},
     "qwen2": {**WINDOWS, "layer_types": FULL},
     "qwen3": {**WINDOWS, "layer_types": FULL, "attention_bias": True},
-    "ernie4_5": {"head_dim": 8, "use_bias": False, "attention_dropout": 0.0},
+    "ernie4_5": {"head_dim": 8, "use_bias": True, "attention_dropout": 0.0},
     "ernie4_5_moe": {
-        **{"head_dim": 8, "use_bias": False, "attention_dropout": 0.0, "output_router_logits": False},
+        **{"head_dim": 8, "use_bias": True, "attention_dropout": 0.0, "output_router_logits": False},
         **{"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "moe_num_shared_experts": 1},
         **{"moe_layer_start_index": 1, "moe_layer_end_index": 1, "moe_layer_interval": 1, "moe_norm_min": 1e-12},
     },

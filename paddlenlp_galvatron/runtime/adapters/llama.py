@@ -30,6 +30,13 @@ class Ernie(Llama):
     """Rotary positions turn neighbouring numbers of a head here, and numbers half a head apart in Llama. Both give the
     same scores of attention once the numbers of each head of q and k are sorted in one way."""
 
+    def whole_model(self, shape: ModelShape, config: Any) -> Any:
+        model = super().whole_model(shape, config)
+        for weight in shape.head.weights[2:]:
+            bias = model.lm_head.bias = model.create_parameter(list(weight.shape), is_bias=True)
+            model.lm_head.register_forward_post_hook(lambda _layer, _inputs, logits, bias=bias: logits + bias)
+        return model
+
     def _fit(self, layer: Any, shape: ModelShape, config: Any) -> None:
         super()._fit(layer, shape, config)
         for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):

@@ -76,8 +76,8 @@ def modules(shape: ModelShape) -> Iterator[Module]:
     yield module(shape.embedding.weights)
     for index in range(shape.layers):
         yield module(shape.of(index).layer.weights, f"layers.{index}.")
-    norm, lm_head = shape.head.weights
-    yield (*module([norm]), *(() if shape.tied_embeddings else (stored(lm_head),)))
+    norm, lm_head, *bias = shape.head.weights
+    yield (*module([norm]), *(stored(weight) for weight in (*(() if shape.tied_embeddings else (lm_head,)), *bias)))
 
 
 def copies(shape: ModelShape) -> list[StoredWeight]:
