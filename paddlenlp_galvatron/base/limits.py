@@ -22,6 +22,7 @@ CountOrAll = Annotated[int, Field(ge=-1, le=1_000_000_000)]  # -1: all of them
 Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]  # or nodes, devices, degrees, stages
 Rank = Annotated[int, Field(ge=0, lt=MOST_RANKS)]  # or a node, counted from 0
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+LayersOrNone = Annotated[int, Field(ge=0, le=MOST_LAYERS)]
 Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]  # global batch size, or micro-batches
 
 

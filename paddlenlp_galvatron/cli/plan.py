@@ -17,7 +17,7 @@ from paddlenlp_galvatron.base import Infeasible, UserError, count, within
 from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.options.group import Options, Sizes
-from paddlenlp_galvatron.options.model_options import SEQ
+from paddlenlp_galvatron.options.model_options import SEQ, model_of_plan
 from paddlenlp_galvatron.options.prices import PriceOptions
 from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
 from paddlenlp_galvatron.plan import (
@@ -313,16 +313,14 @@ def to_paddlenlp(values: dict[str, Any], json: bool) -> None:
     """Print a plan as arguments of PaddleNLP's own run_pretrain.py. Exit code 2 if they cannot express it."""
     from paddlenlp_galvatron.plan.export import as_flags, stock_arguments, stock_notes
 
-    arguments = _arguments(stock_arguments, stock_notes, values)
+    arguments = _arguments("paddlenlp", stock_arguments, stock_notes, values)
     say(dumps(arguments, indent=2) if json else "\n".join(as_flags(arguments)))
 
 
 @app.command(PlanFileOptions, positional=FILE)
 def to_paddlefleet(values: dict[str, Any], json: bool) -> None:
     """Print a plan as YAML for PaddleFleet's `paddlefleet-cli train`. Exit code 2 if it cannot express it."""
-    from paddlenlp_galvatron.plan.export import FLEET
-
-    _say_yaml(FLEET, values, json)
+    _say_yaml("paddlefleet", values, json)
 
 
 @app.command(RecipeOptions, positional={"file": "RECIPE"})
@@ -331,6 +329,7 @@ def from_paddlefleet(values: dict[str, Any], json: bool) -> None:
     from paddlenlp_galvatron.base.reading import read_yaml
     from paddlenlp_galvatron.options.fleet import read_recipe
     from paddlenlp_galvatron.options.fleet_fields import fields_of, is_recipe
+    from paddlenlp_galvatron.plan.fleet_layers import MTP
     from paddlenlp_galvatron.planner.options import SearchOptions
 
     args = RecipeOptions.from_values(values)
@@ -341,11 +340,10 @@ def from_paddlefleet(values: dict[str, Any], json: bool) -> None:
         raise UserError(
             "model_size: missing, and the recipe names no model; `galvatron plan from-paddlefleet --model_size NAME`"
         )
-    shape, options = load_model(named), dict[str, Any](model_size=named)
-    if shape.mtp_layers:  # recipes that we read have none
-        shape, options["num_nextn_predict_layers"] = shape.having(shape.main_layers, 0), 0
+    shape = load_model(named)
     with within(str(args.file)):
         recipe = read_recipe(content, shape, args.world_size)
+    options = {"model_size": named} | ({MTP: recipe.model.mtp_layers} if shape.most_mtp_layers else {})
     searched: dict[str, Any] = {"model": shape.name, "model_options": options}
     if recipe.asked != {"task": "pretrain"}:
         searched["options"] = recipe.asked | {"world_size": recipe.plan.world_size}
@@ -362,17 +360,16 @@ def from_paddlefleet(values: dict[str, Any], json: bool) -> None:
 @app.command(PlanFileOptions, positional=FILE)
 def to_paddleformers(values: dict[str, Any], json: bool) -> None:
     """Print a plan as YAML for PaddleFormers (now part of PaddleFleet). Exit code 2 if it cannot express it."""
-    from paddlenlp_galvatron.plan.export import FORMERS
-
-    _say_yaml(FORMERS, values, json)
+    _say_yaml("paddleformers", values, json)
 
 
 def _say_yaml(program: str, values: dict[str, Any], json: bool) -> None:
-    from paddlenlp_galvatron.plan.export import FLEET, PIN, fleet_arguments, fleet_notes
+    from paddlenlp_galvatron.plan.export import FLEET, PIN, PROGRAMS, fleet_arguments, fleet_notes
 
-    express, notes_of = partial(fleet_arguments, program=program), partial(fleet_notes, program=program)
-    arguments = _arguments(express, notes_of, values)
-    head = [f"# for PaddleFleet {PIN}"] * (program == FLEET)
+    title = PROGRAMS[program]
+    express, notes_of = partial(fleet_arguments, program=title), partial(fleet_notes, program=title)
+    arguments = _arguments(program, express, notes_of, values)
+    head = [f"# for PaddleFleet {PIN}"] * (title == FLEET)
     lines = (_yaml_line(name, value) for name, value in arguments.items())
     answer("\n".join([*head, *lines]), json, **arguments)
 
@@ -384,18 +381,43 @@ def _yaml_line(name: str, value: Argument) -> str:
 
 
 def _arguments(
+    program: str,
     express: Callable[[Plan, ModelShape | None], dict[str, Argument]],
     notes_of: Callable[[Plan], list[str]],
     values: dict[str, Any],
 ) -> dict[str, Argument]:
-    """A plan in another program's words, its notes shown. Raises UserError that names the file."""
+    """A plan in another program's words, its notes shown. `program`: a name of --trainer. Raises UserError that names
+    the file, and each field that the program cannot have, with its cost where the plan can be priced."""
     args = PlanFileOptions.from_values(values)
     plan, shape = _read(args.file, args)
+    searched = plan.metadata.get("searched_from") or {}
     with within(str(args.file)):
-        arguments = express(plan, shape)
+        if shape is None and (program == "paddlefleet" or searched.keys() & {"model", "model_options"}):
+            [shape, *_] = model_of_plan(plan).shapes
+            require_fits(plan, shape)
+        try:
+            arguments = express(plan, shape)
+        except UserError as error:
+            costs = _costs_of_gaps(program, args)
+            fields = (fault.partition(":")[0] for fault in error.faults)
+            raise UserError(
+                fault + costs.get(field, "") for fault, field in zip(error.faults, fields, strict=True)
+            ) from None
     for note in [*([plan.note] if plan.note else []), *notes_of(plan)]:
         say_note(note)
     return arguments
+
+
+def _costs_of_gaps(program: str, args: PlanFileOptions) -> dict[str, str]:
+    """The cost of each field that the program cannot have, behind a fault; none where the plan cannot be priced."""
+    from paddlenlp_galvatron.planner.gap_costs import costs_of_gaps
+    from paddlenlp_galvatron.planner.origin import OriginOptions, read_origin
+
+    try:
+        plan, question = read_origin(OriginOptions(plan=args.file, model_size=args.model_size))
+        return costs_of_gaps(plan, question, program)
+    except UserError:
+        return {}
 
 
 @app.command(SchemaOptions, switches=(), positional={"answer": "COMMAND"})
@@ -413,7 +435,7 @@ def _read(file: Path, args: PlanFileOptions | None = None, valid: bool = True) -
     named = CLUSTER.search(file.name)
     ranks = int(named[1]) * int(named[2]) if named else None
     plan = read_plan(file, args.world_size if args else None, default=ranks, smallest_world=True, valid=valid)
-    shape = load_model(args.model_size) if args and args.model_size else None
+    shape = model_of_plan(plan, args.model_size).shapes[0] if args and args.model_size else None
     if valid:
         require_fits(plan, shape)
     return plan, shape

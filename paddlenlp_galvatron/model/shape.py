@@ -101,6 +101,11 @@ class ModelShape:
         return self.layers - self.mtp_layers
 
     @property
+    def most_mtp_layers(self) -> int:
+        """Layers for MTP that this family can have here."""
+        return int(bool(self.traits.mixture and self.traits.mixture.sigmoid))
+
+    @property
     def layers_with_experts(self) -> int:
         return sum(kind.layers for kind in self.kinds if kind.experts)
 

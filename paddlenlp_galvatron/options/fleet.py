@@ -12,7 +12,19 @@ from typing import Any, NamedTuple
 from ..base import UserError, count
 from ..model import ModelShape, Recompute
 from ..plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, find_faults
-from ..plan.fleet_layers import FULL, HEAD, MODULES, OF_THE_MODEL, OFFLOAD, REFINED, TAIL, division, offloaded, selected
+from ..plan.fleet_layers import (
+    FULL,
+    HEAD,
+    MODULES,
+    MTP,
+    OF_THE_MODEL,
+    OFFLOAD,
+    REFINED,
+    TAIL,
+    division,
+    offloaded,
+    selected,
+)
 from ..plan.strategy import sharded_over_all
 from .fleet_fields import fields_of, unread_notes
 
@@ -35,6 +47,7 @@ class FleetRecipe(NamedTuple):
     """A recipe as it was read."""
 
     plan: Plan
+    model: ModelShape  # with MTP, or without, as the recipe has it
     notes: tuple[str, ...]
     asked: dict[str, Any]  # options of a search that ask for the same training: task, lora_rank, offload_optimizer
 
@@ -51,8 +64,21 @@ class _Reading:
     def __init__(self, content: Mapping[str, Any], model: ModelShape, world_size: int | None):
         self.read, rest, self.notes, self.faults = fields_of(content)
         self.notes += unread_notes(list(rest))
-        self.model, read = model, self.read
-        self.layers = read.num_hidden_layers or model.layers
+        read, by_default = self.read, 0 if self.read.stage == "ernie_pretrain" else model.mtp_layers
+        self.mtp = by_default if read.num_nextn_predict_layers is None else read.num_nextn_predict_layers
+        if self.mtp > model.most_mtp_layers:
+            self.faults.append(
+                f"{MTP}: is {self.mtp}, but {model.most_mtp_layers} of {model.name} are planned at most; give fewer"
+            )
+        if self.mtp and read.separate_mtp_headloss:
+            self.faults.append("separate_mtp_headloss: a plan has MTP's head and loss in the last stage; give false")
+        if self.mtp and read.recompute_granularity == "full" and read.recompute_method in ("first_n", "block"):
+            self.faults.append(
+                f"recompute_method: copies of PaddleFleet differ in MTP layers under {read.recompute_method}; give "
+                "uniform, or selective with lists of layers"
+            )
+        self.model = model = model.having(model.main_layers, min(self.mtp, model.most_mtp_layers))
+        self.layers = read.num_hidden_layers or model.main_layers
         degrees = (read.tensor_model_parallel_size, read.pipeline_model_parallel_size, read.context_parallel_size)
         self.tp, self.pp, self.cp = (max(degree, 1) for degree in degrees)
         self.ep = max(read.expert_model_parallel_size, 1)
@@ -101,7 +127,7 @@ class _Reading:
         plan = sharded_over_all(plan)
         if faults := find_faults(plan, self.model):
             raise UserError(faults)
-        return FleetRecipe(plan, (*self.notes, *self._remarks(plan)), read.asked)
+        return FleetRecipe(plan, self.model, (*self.notes, *self._remarks(plan)), read.asked)
 
     @cached_property
     def _micro(self) -> int:
@@ -146,16 +172,17 @@ class _Reading:
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
-        return self.read.model_dump() | {"num_hidden_layers": self.layers, "recompute_modules": self._modules}
+        changed = {"num_hidden_layers": self.layers, MTP: self.mtp, "recompute_modules": self._modules}
+        return self.read.model_dump() | changed
 
     def _stages(self) -> list[int]:
-        if self.layers != self.model.layers:
+        if self.layers != self.model.main_layers:
             self.faults.append(
-                f"num_hidden_layers: is {self.layers}, but {self.model.name} has {self.model.layers}; "
+                f"num_hidden_layers: is {self.layers}, but {self.model.name} has {self.model.main_layers}; "
                 "name a config.json that has as many"
             )
         try:
-            stages = [part.count("t") for part in division(self._settings)]
+            stages = [part.count("t") + part.count("m") for part in division(self._settings)]
         except UserError as error:
             self.faults += error.faults
             return []
@@ -181,7 +208,7 @@ class _Reading:
 
     def _recomputes(self) -> list[Recompute]:
         """The recompute of each layer."""
-        recomputes = [Recompute.NONE] * self.layers
+        recomputes = [Recompute.NONE] * (self.layers + self.mtp)
         try:
             chosen = selected(self._settings)
         except UserError as error:
@@ -192,9 +219,9 @@ class _Reading:
             if not (part := PARTS.get(module)):
                 self._judge(module, ids)
                 continue
-            layers = {at for at in ids if at < self.layers}  # decoder layers alone, not MTP's
+            layers = set(ids)
             if part is Recompute.GATE_UP:
-                layers = {at for at in layers if self._has_experts(at) and not recomputes[at]}
+                layers = {at for at in ids if self._has_experts(at) and not recomputes[at]}
             for at in layers:
                 recomputes[at] = part
             if ids and not layers:
@@ -205,7 +232,7 @@ class _Reading:
         """Layers whose input is in the host's memory."""
         rule = self.read.decoderlayer_act_offload_settings
         try:
-            layers = {at for at in offloaded(self._settings, rule) if at < self.layers} if rule else set()
+            layers = set(offloaded(self._settings, rule)) if rule else set()
         except UserError as error:
             self.faults += error.faults
             return set()
@@ -260,6 +287,18 @@ class _Reading:
             yield (
                 "hybrid_parallel_topo_order: sharding_first, the default, has neighbouring ranks in the stages of a "
                 "pipeline; the plan has them in one stage, as pp_first"
+            )
+        if self.model.most_mtp_layers and self.read.num_nextn_predict_layers is None:
+            yield f"{MTP}: is missing, and read as {self.mtp}; the config.json that PaddleFleet reads may have another"
+        if self.mtp:
+            yield (
+                f"mtp_loss_scaling_factor: {self.read.mtp_loss_scaling_factor:g} is no part of a plan; train with this "
+                "mtp_loss_scaling_factor, too"
+            )
+        if self.mtp and self.pp > 1 and not self.read.enable_mtp_magic_send:
+            yield (
+                "enable_mtp_magic_send: is off, so that all stages pass MTP's embeddings on; in the plan the last one "
+                "looks tokens up itself"
             )
         if self.read.sharding == "stage1" and self._micro_batches == 1 and self.sharding > 1:
             yield "sharding: stage1 keeps whole gradients until the step; of one micro-batch the plan shards them"

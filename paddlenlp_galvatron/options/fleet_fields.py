@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from ..base.errors import UserError
-from ..base.limits import Samples, Size
+from ..base.limits import Layers, LayersOrNone, RateOrNone, Samples, Size
 from ..base.reading import read_json
 from ..plan import Precision
 from ..plan.fleet_layers import MTP
@@ -59,12 +59,13 @@ class FleetFields(Options):
     sharding: Literal["", "stage1", "stage2", "stage3"] = "stage1"
     sharding_parallel_size: Degree = -1
     hybrid_parallel_topo_order: Literal["pp_first", "sharding_first"] = "sharding_first"
-    num_hidden_layers: int | None = None
-    num_nextn_predict_layers: int = 0
+    num_hidden_layers: Layers | None = None
+    num_nextn_predict_layers: LayersOrNone | None = None
+    mtp_loss_scaling_factor: RateOrNone = 0.1
     enable_mtp_magic_send: bool = False
     separate_mtp_headloss: bool = False
-    num_empty_layers_add_in_head: int = 0
-    num_empty_layers_add_in_tail: int = 0
+    num_empty_layers_add_in_head: LayersOrNone = 0
+    num_empty_layers_add_in_tail: LayersOrNone = 0
     recompute_granularity: Literal["full", "selective"] | None = None
     recompute_method: Literal["uniform", "first_n", "block"] | None = None
     recompute_num_layers: int | None = None
@@ -143,8 +144,6 @@ def _flat(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _unplanned(read: FleetFields) -> Iterator[str]:
     """Fields whose values no plan states."""
-    if read.num_nextn_predict_layers:
-        yield f"{MTP}: is {read.num_nextn_predict_layers}, but MTP layers are not planned; give 0"
     if read.fp16_opt_level == "O1" and read.precision is not Precision.FP32:
         yield "fp16_opt_level: is O1, the default, with fp32 weights; plans have 16-bit weights, which is O2"
     if read.loss_subbatch_sequence_length and read.loss_subbatch_sequence_length < read.max_seq_len:
@@ -168,6 +167,10 @@ def options_of(content: Mapping[str, Any], names: Container[str]) -> tuple[dict[
     read, rest, notes, faults = fields_of(content)
     size = {"model_size": read.model_name_or_path} if read.model_name_or_path else {}
     options = size | {"seq_length": read.max_seq_len, "mixed_precision": read.precision.value} | read.asked
+    if read.num_nextn_predict_layers is not None:
+        options[MTP] = read.num_nextn_predict_layers
+    if read.num_nextn_predict_layers:
+        options["mtp_loss_scaling_factor"] = read.mtp_loss_scaling_factor
     if read.global_batch_size:
         options |= {"settle_bsz": read.global_batch_size, "global_train_batch_size": read.global_batch_size}
     if "tensor_parallel_degree" in names:

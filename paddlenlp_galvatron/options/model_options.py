@@ -10,6 +10,7 @@ from ..base.errors import UserError
 from ..base.limits import MOST_LAYERS, CountOrNone, Layers, Size
 from ..model import ModelShape, config_of, load_model, shape_from_config
 from ..model.config import EXAMPLES
+from ..plan.strategy import Plan
 from .aliases import SHAPE_FIELDS
 from .group import Options, Sizes
 
@@ -190,6 +191,22 @@ class ModelOptions(Options):
             "seq_length: missing; say how many tokens a sample has, or give --set_seqlen_manually 0 for the "
             f"{shape.max_position_embeddings} that {shape.name} has positions for"
         )
+
+
+def model_of_plan(plan: Plan, model_size: str | None = None) -> Model:
+    """The model that a plan's file names, or that the user names, with the file's number of MTP layers. Raises
+    UserError, also where nobody names one."""
+    searched, seq_length = plan.metadata.get("searched_from") or {}, plan.assumed.seq_length
+    asked = searched.get("model_options") or {}
+    if not isinstance(asked, dict):
+        raise UserError("galvatron.searched_from.model_options: is no object; leave it out")
+    if model_size or not asked:
+        if not (named := model_size or searched.get("model")):
+            raise UserError("model_size: missing, and the plan's file names no model; give --model_size")
+        mtp = {name: value for name, value in asked.items() if name == "num_nextn_predict_layers" and value}
+        asked = mtp | {"model_size": str(named), "seq_length": seq_length}
+    options = ModelOptions.from_mapping(asked)
+    return options.resolve(seq_length) if seq_length else options.resolve_usual(SEQ)
 
 
 def _config(fields: dict[str, Any]) -> dict[str, Any]:

@@ -152,7 +152,8 @@ def fleet_arguments(plan: Plan, model: ModelShape | None = None, program: str = 
     }
     if plan.assumed.seq_length:
         arguments["max_seq_len"] = plan.assumed.seq_length
-    stages = stage_settings(plan, model.mtp_layers if model else 0) or {}
+    mtp = model.mtp_layers if model else 0
+    stages = stage_settings(plan, mtp) or {}
     arguments |= {
         "tensor_model_parallel_size": layer.tp,
         **(stages if program == FLEET else {"pipeline_model_parallel_size": plan.pipeline}),
@@ -161,9 +162,9 @@ def fleet_arguments(plan: Plan, model: ModelShape | None = None, program: str = 
     }
     if stage:
         arguments["sharding_parallel_size"] = layer.shards(plan.stage_size)
-    arguments |= recompute_settings(plan, stages) or {}
+    arguments |= recompute_settings(plan, stages, mtp) or {}
     if program == FLEET:
-        arguments |= (offload_settings(plan, stages) or {}) | _only_in_fleet(plan, model)
+        arguments |= (offload_settings(plan, stages, mtp) or {}) | _only_in_fleet(plan, model)
     precision = plan.assumed.mixed_precision
     arguments |= {"bf16": precision is Precision.BF16, "fp16": precision is Precision.FP16}
     if precision is not Precision.FP32:
@@ -217,8 +218,8 @@ def fleet_notes(plan: Plan, program: str = FLEET) -> list[str]:
 
 def _fleet_gaps(plan: Plan, model: ModelShape | None, program: str) -> Iterator[str]:
     """Further features that the program and its model lack."""
-    layer, fleet = plan.layers[0], program == FLEET
-    stages = stage_settings(plan, model.mtp_layers if model else 0)
+    layer, fleet, mtp = plan.layers[0], program == FLEET, model.mtp_layers if model else 0
+    stages = stage_settings(plan, mtp)
     kinds = dict.fromkeys(each.recompute for each in plan.layers if each.recompute)
     if layer.ulysses and layer.degree > 1:
         yield f"use_sp: {program}'s Llama and Qwen2 have no Ulysses"
@@ -226,7 +227,7 @@ def _fleet_gaps(plan: Plan, model: ModelShape | None, program: str) -> Iterator[
         yield f"recompute_enc: {', '.join(partly)} is not written for {program}"
     elif Recompute.FULL in kinds and len(kinds) > 1:
         yield f"recompute_enc: {program} recomputes layers or parts of layers, not both in one model"
-    elif stages is not None and recompute_settings(plan, stages) is None:
+    elif stages is not None and recompute_settings(plan, stages, mtp) is None:
         part = "chunk, where no empty layer is in front" if fleet else "stage"
         yield f"checkpoint: {program} recomputes the first layers of each {part}, as many in each"
     if model and model.kv_heads % layer.tp:
@@ -302,13 +303,14 @@ def gaps(plan: Plan, program: str, model: ModelShape | None = None) -> list[str]
         missing.append(f"model: {lacking} are not written for {program}")
     if plan.vocab.pieces > 1:
         missing.append(f"loss_pieces: {program} computes the logits of all tokens at once, which takes more memory")
-    fleet, full = program == FLEET, any(layer.recompute is Recompute.FULL for layer in plan.layers)
-    offloads = fleet and offload_settings(plan, stage_settings(plan) or {})
+    fleet, mtp = program == FLEET, model.mtp_layers if model else 0
+    offloads = fleet and offload_settings(plan, stage_settings(plan, mtp) or {}, mtp)
     if any(layer.offload for layer in plan.layers) and not offloads:
         can = "all of the input of layers that recompute all" if fleet else "no activations"
         missing.append(f"offload_enc: {program} keeps {can} in the host's memory")
-    if model and model.mtp_layers and (full or not fleet):
-        where = " with layers that recompute as a whole" * fleet
+    full = [layer.recompute is Recompute.FULL for layer in plan.layers]
+    if mtp and (not fleet or (any(full) and not all(full))):
+        where = " with some layers that recompute as a whole" * fleet
         missing.append(f"{MTP}: MTP{where} is not written for {program}; plan with --{MTP} 0")
     if model and model.vocab_size % tp:
         missing.append(f"vtp: {program} does not split a vocabulary of {model.vocab_size} over {tp} ranks nor pad it")

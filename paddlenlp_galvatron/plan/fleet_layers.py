@@ -229,7 +229,7 @@ def empty_layers(parts: Sequence[int]) -> tuple[int, int] | None:
     return (most - parts[0], most - parts[-1] if len(parts) > 1 else 0) if even else None
 
 
-def recompute_settings(plan: Plan, stages: Mapping[str, Any]) -> Settings | None:
+def recompute_settings(plan: Plan, stages: Mapping[str, Any], mtp: int = 0) -> Settings | None:
     """Recompute, by lists of layers wherever these count; None: PaddleFleet cannot select the plan's layers. All of a
     layer recomputes by a count alone, and empty layers in front use the count up."""
     layers = [layer.recompute for layer in plan.layers]
@@ -249,15 +249,18 @@ def recompute_settings(plan: Plan, stages: Mapping[str, Any]) -> Settings | None
     settings = {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": count}
     if not whole and (stages.get(HEAD) or not count):
         return None
-    made = selected({"num_hidden_layers": len(layers)} | dict(stages) | settings)
+    made = selected({"num_hidden_layers": len(layers) - mtp, MTP: mtp} | dict(stages) | settings)
     return settings if sorted(made[FULL]) == full else None
 
 
-def offload_settings(plan: Plan, stages: Mapping[str, Any]) -> Settings | None:
-    """Layers whose inputs are in the host's memory; None: PaddleFleet cannot select the plan's layers."""
+def offload_settings(plan: Plan, stages: Mapping[str, Any], mtp: int = 0) -> Settings | None:
+    """Layers whose inputs are in the host's memory; None: PaddleFleet cannot select the plan's layers. The number of an
+    MTP layer is that of a layer in front, too."""
     layers = [at for at, layer in enumerate(plan.layers) if layer.offload]
     if any(plan.layers[at].offload < 100 or plan.layers[at].recompute is not Recompute.FULL for at in layers):
         return None
-    rule = {"type": "layer_idxs", "value": [stages.get(HEAD, 0) + at for at in layers]}
-    made = offloaded({"num_hidden_layers": len(plan.layers)} | dict(stages), rule) if layers else []
+    decoders = len(plan.layers) - mtp
+    numbers = {stages.get(HEAD, 0) + at if at < decoders else at - decoders for at in layers}
+    rule = {"type": "layer_idxs", "value": sorted(numbers)}
+    made = offloaded({"num_hidden_layers": decoders, MTP: mtp} | dict(stages), rule) if layers else []
     return None if sorted(made) != layers else {OFFLOAD: rule} if layers else {}

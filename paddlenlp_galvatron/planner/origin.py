@@ -10,7 +10,7 @@ from typing import Any
 
 from ..base import GIB_MIB, Note, UserError, no_note
 from ..options.group import canonical_options
-from ..options.model_options import SEQ, ModelOptions
+from ..options.model_options import model_of_plan
 from ..options.prices import LimitOptions, PriceOptions
 from ..plan import Plan, read_plan
 from ..plan.check import require_fits
@@ -36,8 +36,7 @@ def origin_of(
 ) -> tuple[Plan, Question]:
     """The question of a plan that has been read."""
     searched = plan.metadata.get("searched_from") or {}
-    model_options, seq_length = _model(searched, origin.model_size, plan), plan.assumed.seq_length
-    model = model_options.resolve(seq_length) if seq_length else model_options.resolve_usual(SEQ)
+    model = model_of_plan(plan, origin.model_size)
     options = _options(searched, origin, plan, model.seq_length)
     plan = replace(plan, assumed=options.assumptions)
     if len(model.shapes) == 1:
@@ -50,16 +49,6 @@ def origin_of(
     for path in ProfileFile.changed(searched.get("profiles")):
         note(f"{path} has changed since the plan was searched; search again for the best plan")
     return plan, Question(model, options, cost)
-
-
-def _model(searched: Mapping[str, Any], model_size: str | None, plan: Plan) -> ModelOptions:
-    if model_size:
-        return ModelOptions.from_values({"model_size": model_size, "seq_length": plan.assumed.seq_length})
-    if asked := searched.get("model_options"):
-        return ModelOptions.from_mapping(_mapping("model_options", asked))
-    if name := searched.get("model"):
-        return ModelOptions.from_values({"model_size": str(name), "seq_length": plan.assumed.seq_length})
-    raise UserError("model_size: missing, and the plan's file names no model; give --model_size")
 
 
 def _options(searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq_length: int) -> SearchOptions:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 from plans import plan_fields
 
 from paddlenlp_galvatron.plan import Assumptions, Precision, json_schema, plan_id, plan_to_dict, read_plan, uniform_plan
@@ -262,6 +263,20 @@ def test_to_paddlenlp_refuses_what_stock_paddlenlp_cannot_express(galvatron, pla
     assert (ran.code, ran.out) == (2, "")
     named = [line.split(": ")[2] for line in ran.err.splitlines()]
     assert named == ["tp_sizes_enc", "use_sp", "dp_types_enc"]
+
+
+def test_paddlefleets_mtp_comes_from_the_file_of_the_plan(galvatron, plan_file, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    fields = {"stage": "SFT", "fine_tuning": "full", "bf16": True, "fp16_opt_level": "O2", "sharding_parallel_size": 8}
+    fields |= {"model_name_or_path": "glm-4.5-air", "pipeline_model_parallel_size": 2, "num_nextn_predict_layers": 1}
+    fields |= {"gradient_accumulation_steps": 8}
+    recipe.write_text(yaml.safe_dump(fields))
+    assert galvatron("plan", "from-paddlefleet", recipe).code == 0
+    for words in ((), ("--model", "glm-4.5-air")):
+        ran = galvatron("plan", "to-paddlefleet", tmp_path / "recipe.plan.json", *words)
+        assert ran.code == 0 and yaml.safe_load(ran.out)["num_nextn_predict_layers"] == 1
+    ran = galvatron("plan", "to-paddlefleet", plan_file())
+    assert ran.code == 2 and "model_size: missing" in ran.err
 
 
 def test_scale_keeps_strategies_says_why_and_refuses_what_does_not_fit(galvatron, tmp_path):

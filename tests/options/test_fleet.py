@@ -20,6 +20,8 @@ from paddlenlp_galvatron.plan.fleet_layers import HEAD, TAIL
 TABLE = Path(__file__).parents[2] / "docs" / "dev" / "paddlefleet_recipes.md"
 RECIPES = sorted((DATA / "recipes").glob("*.yaml"))
 DENSE = replace(MODEL, layers=8, vocab_size=1000, max_position_embeddings=1 << 18)
+WITH_MTP = replace(load_model("deepseek-v3"), vocab_size=1000)
+TAIL_3 = {"num_nextn_predict_layers": 1, "pipeline_model_parallel_size": 4, "num_empty_layers_add_in_tail": 3}
 EXPERTS = replace(DENSE, family="qwen3_moe", experts=64, experts_per_token=2, expert_size=32, dense_layers=(0,))
 BASE = {"stage": "PT", "fine_tuning": "full", "bf16": True, "fp16_opt_level": "O2", "sharding_parallel_size": 4}
 BASE |= {
@@ -116,6 +118,17 @@ REFUSED = [
     pytest.param({"stage": "VL-SFT"}, DENSE, ["stage"], id="a task"),
     pytest.param({"optim": "muon", "use_dualpipev": True}, DENSE, ["optim", "use_dualpipev"], id="two fields at once"),
     pytest.param({"num_nextn_predict_layers": 1}, DENSE, ["num_nextn_predict_layers"], id="MTP"),
+    pytest.param({"num_nextn_predict_layers": 2}, WITH_MTP, ["num_nextn_predict_layers"], id="two MTP layers"),
+    pytest.param({"num_nextn_predict_layers": -1}, WITH_MTP, ["num_nextn_predict_layers"], id="fewer than none"),
+    pytest.param(
+        TAIL_3 | {"separate_mtp_headloss": True, TAIL: 2}, WITH_MTP, ["separate_mtp_headloss"], id="MTP's head"
+    ),
+    pytest.param(
+        TAIL_3 | {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1},
+        WITH_MTP,
+        ["recompute_method"],
+        id="MTP behind a count of layers",
+    ),
     pytest.param({"pipeline_model_parallel_size": 3}, DENSE, ["pipeline_model_parallel_size"], id="stages"),
     pytest.param(
         {"pipeline_model_parallel_size": 4, "num_empty_layers_add_in_tail": 4, "num_hidden_layers": 8},
@@ -162,6 +175,16 @@ def test_every_refusal_names_its_field(changed, model, fields):
     with pytest.raises(UserError) as caught:
         read(model, **changed)
     assert [fault.partition(":")[0] for fault in caught.value.faults] == fields
+
+
+def test_an_mtp_layer_is_the_last_layer_of_the_plan():
+    modules = {"recompute_modules": {"mlp": [0, 61], "moe_gate_up": "all"}}
+    recipe = read(WITH_MTP, **TAIL_3, **modules, expert_model_parallel_size=4)
+    assert recipe.plan.stages == (16, 16, 16, 14) and recipe.model.mtp_layers == 1
+    recomputes = [layer.recompute for layer in recipe.plan.layers]
+    assert recomputes == [MLP, NONE, NONE, *[Recompute.GATE_UP] * 58, MLP]
+    notes = "\n".join(recipe.notes)
+    assert "mtp_loss_scaling_factor: 0.1 is no part" in notes and "enable_mtp_magic_send: is off" in notes
 
 
 def test_layers_with_experts_have_expert_parallelism_and_states_are_in_host_memory():

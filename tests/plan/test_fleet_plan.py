@@ -26,8 +26,8 @@ EXAMPLES = 300
 
 
 @st.composite
-def fleet_plans(draw: st.DrawFn) -> Plan:
-    """Plans that PaddleFleet can have."""
+def fleet_plans(draw: st.DrawFn) -> tuple[Plan, int]:
+    """Plans that PaddleFleet can have, and how many of their layers are for MTP."""
     tp, dp, pipeline = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 3, 4])), draw(st.integers(1, 6))
     chunks = draw(st.integers(1, 3)) if pipeline > 2 else 1
     parts, most = pipeline * chunks, draw(st.integers(1, max(80 // (pipeline * chunks), 1)))
@@ -35,8 +35,12 @@ def fleet_plans(draw: st.DrawFn) -> Plan:
     if parts > 1:
         stages[0], stages[-1] = draw(st.integers(1, most)), draw(st.integers(1, most))
         stages = stages if parts > 2 or most in stages else [most, stages[1]]
-    layers = sum(stages)
-    count = draw(st.integers(0, max(stages)))
+    mtp = draw(st.integers(0, 1))
+    if mtp and parts > 1 and stages[-1] == 1 and max(stages[:-1]) == stages[-2]:
+        stages[-1] = draw(st.integers(0, 1))  # the MTP layer is alone
+    layers, most = sum(stages) + mtp, max(stages)
+    stages[-1] += mtp
+    count = draw(st.integers(0, most))
     recomputes = draw(
         st.one_of(
             st.lists(st.sampled_from([Recompute.NONE, *MODULES]), min_size=layers, max_size=layers),
@@ -44,20 +48,26 @@ def fleet_plans(draw: st.DrawFn) -> Plan:
                 lambda one: [one if one in MODULES or one is Recompute.FULL else Recompute.NONE] * layers
             ),
             st.just([Recompute.FULL if at < count else Recompute.NONE for part in stages for at in range(part)])
-            if stages[0] == most
+            if stages[0] == most and not mtp
             else st.nothing(),
         )
     )
+    away = draw(st.sets(st.integers(0, layers - 1)))
+    if mtp and (parts == 1 or stages[0] == most):
+        away = away - {layers - 1} | ({layers - 1} if 0 in away else set())  # MTP's number is that of layer 0
     shards = dp > 1
     layer = LayerStrategy(tp, dp_type=DataParallel.ZERO2 if shards else DataParallel.DDP)
     times = draw(st.integers(2, 4)) if chunks > 1 else draw(st.integers(1, 4))
     micro_batches = pipeline * times if chunks > 1 else times + 1
-    return Plan(
+    plan = Plan(
         world_size=tp * dp * pipeline,
         global_batch=micro_batches * dp,
         micro_batches=micro_batches,
         stages=tuple(stages),
-        layers=tuple(replace(layer, recompute=one) for one in recomputes),
+        layers=tuple(
+            replace(layer, recompute=one, offload=100 * (one is Recompute.FULL and at in away))
+            for at, one in enumerate(recomputes)
+        ),
         vocab=VocabStrategy(tp, dp_type=layer.dp_type),
         chunks=chunks,
         default_dp_type=layer.dp_type,
@@ -69,20 +79,24 @@ def fleet_plans(draw: st.DrawFn) -> Plan:
             flash_attention=draw(st.booleans()),
         ),
     )
+    return plan, mtp
 
 
 @settings(max_examples=EXAMPLES)
 @given(fleet_plans())
-def test_settings_select_the_layers_of_the_plan(plan):
-    read = {"num_hidden_layers": len(plan.layers)} | yaml.safe_load(yaml.safe_dump(fleet_arguments(plan)))
-    assert tuple(part.count("t") for part in division(read)) == plan.stages
+def test_settings_select_the_layers_of_the_plan(drawn):
+    plan, mtp = drawn
+    experts = {"experts": 8, "experts_per_token": 2, "expert_size": 32}
+    family = "deepseek_v3" if mtp else "qwen3_moe"
+    model = replace(MODEL, layers=len(plan.layers), mtp_layers=mtp, vocab_size=1000, family=family, **experts)
+    read = {"num_hidden_layers": model.main_layers} | yaml.safe_load(yaml.safe_dump(fleet_arguments(plan, model)))
+    assert tuple(part.count("t") + part.count("m") for part in division(read)) == plan.stages
     chosen = selected(read)
     for kind, module in {**MODULES, Recompute.FULL: FULL}.items():
         wanted = {at for at, layer in enumerate(plan.layers) if layer.recompute is kind}
         assert chosen.get(module, frozenset()) == wanted
-    experts = {"family": "qwen3_moe", "experts": 8, "experts_per_token": 2, "expert_size": 32}
-    model = replace(MODEL, layers=len(plan.layers), vocab_size=1000, **experts)
-    assert read_recipe(read, model, plan.world_size).plan == plan
+    recipe = read_recipe(read, model.having(model.main_layers, 0), plan.world_size)
+    assert recipe.plan == plan and recipe.model == model
 
 
 def fleet_ranks(order: str, world: int, pp: int, tp: int, ep: int) -> dict[str, set[frozenset[int]]]:

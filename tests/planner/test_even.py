@@ -11,10 +11,13 @@ from cost_examples import MODEL
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import derive
-from paddlenlp_galvatron.plan import Recompute
+from paddlenlp_galvatron.options.model_options import Model
+from paddlenlp_galvatron.plan import DataParallel, Plan, Recompute
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.plan.export import PROGRAMS, fleet_arguments, gaps, stock_arguments
 from paddlenlp_galvatron.planner import SearchOptions, search
+from paddlenlp_galvatron.planner.gap_costs import costs_of_gaps
+from paddlenlp_galvatron.planner.question import Question
 from paddlenlp_galvatron.planner.space import Space, families, without_experts
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
@@ -105,6 +108,34 @@ def test_no_plan_that_the_program_can_run_is_faster(trainer, model, limits, shar
     if found.best:
         arguments = {"paddlenlp": stock_arguments, "paddlefleet": fleet_arguments}[trainer]
         assert arguments(found.plan, model)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "field", "others"),
+    [
+        pytest.param("degree", [2, 2, 1, 2], "tp_sizes_enc", [1, 2], id="degrees"),
+        pytest.param("dp_type", [*["zero2"] * 3, "zero3"], "dp_types_enc", ["ddp", "zero2", "zero3"], id="ZeRO"),
+        pytest.param(
+            "recompute", [Recompute.MLP, *[Recompute.NONE] * 3], "recompute_enc", [Recompute.NONE], id="parts"
+        ),
+        pytest.param("offload", [50, 0, 0, 0], "offload_enc", [0], id="activations in the host's memory"),
+    ],
+)
+def test_the_cost_of_a_field_is_that_of_the_plan_that_differs_in_it_alone(name, values, field, others):
+    options = asked("paddlefleet", 70)
+    cost = cost_of(options)
+
+    def having(values) -> Plan:
+        values = [DataParallel(value) if name == "dp_type" else value for value in values]
+        layers = tuple(replace(layer, **{name: value}) for layer, value in zip(like.layers, values, strict=True))
+        vocab = replace(like.vocab, **{name: values[0]}) if hasattr(like.vocab, name) else like.vocab
+        return replace(like, layers=layers, vocab=vocab)
+
+    like = search(SMALL, cost, options.model_copy(update={"max_pp_deg": 1, "max_tp_deg": 1})).plan
+    words = costs_of_gaps(having(values), Question(Model((SMALL,), 512), options, cost), "paddlefleet")
+    least = min(cost.predict(having([value] * 4)).time_s for value in others)
+    change = least / cost.predict(having(values)).time_s - 1
+    assert words[field] == f"; this field alone: {abs(change):.1%} {'slower' if change >= 0 else 'faster'}"
 
 
 def test_what_cannot_be_even_is_reported():
