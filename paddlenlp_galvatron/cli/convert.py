@@ -83,7 +83,7 @@ def g2h(values: dict[str, Any], json: bool) -> None:
     shape, precision = checkpoint.shape, args.dtype or precision_of(checkpoint)
     _require_family(shape, args)
     adapters = checkpoint.index.adapters
-    if adapters and args.dtype not in (None, Precision.FP32):
+    if adapters and args.dtype and args.dtype.mixed:
         raise UserError(f"dtype: {args.dtype}, but adapters are written in fp32, as they are trained; leave it out")
     if args.like and (changed := unlike_companions(checkpoint.folder, args.like)):
         say_note(f"{', '.join(changed)}: taken from {args.like}, not as the run used them")

@@ -170,7 +170,7 @@ def check_inputs(
 
 def check_run(run: Prepared) -> Plan:
     """The remaining checks before processes start; returns the plan as it trains on this machine. Raises UserError."""
-    from paddlenlp_galvatron.runtime.precision import Numbers
+    from paddlenlp_galvatron.runtime.precision import on_device
 
     settings, plan = run.settings, with_defaults(run.plan, gpus.gpu_count() > 0)
     if settings.use_flash_attention and not gpus.gpu_count():
@@ -181,7 +181,7 @@ def check_run(run: Prepared) -> Plan:
             "Paddle finds no GPU here" if device == "cpu" else "ranks take the GPUs; hide them: CUDA_VISIBLE_DEVICES="
         )
         raise UserError(f"device: {settings.device} is not the device that ranks would run on: {lacks}")
-    Numbers.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients), settings.compute_precision)
+    on_device(plan.assumed.number_types, settings.compute_precision)
     if settings.initial_weights:
         from paddlenlp_galvatron.training.checkpoint.loading import open_weights
 

@@ -128,7 +128,7 @@ def point_calls(
         kind, axes, parts, message = each
         width, number = 1, FP32_BYTES
         if message is not Message.LOSS:
-            width, number = attrgetter(message)(model), setting.assumed.mixed_precision.bytes
+            width, number = attrgetter(message)(model), setting.assumed.number_types.sent.bytes
         if message.repeats:
             width *= max(mesh.degree(Axis.ULYSSES, Axis.TENSOR) // model.kv_heads, 1)
         size = setting.micro_batch * setting.seq * width * number // parts

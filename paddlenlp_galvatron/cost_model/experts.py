@@ -56,7 +56,7 @@ class ExpertPrices:
     def _adapters(self, rank: int, experts: Experts, setting: Setting, forward_ms: float) -> LayerCost:
         """Cost of the experts' adapters without activations, which `_room` has; `forward_ms`: of the experts."""
         model, setting = self._modules.models[setting.layer_type], replace(setting, states=self._modules.state_bytes)
-        own_ms = forward_ms * adapter_share(model.routed, experts.etp, rank, setting.assumed.mixed_precision)
+        own_ms = forward_ms * adapter_share(model.routed, experts.etp, rank, setting.assumed.number_types)
         weights, mesh = expert_adapter_weights(model, experts, rank), experts.mesh(setting.stage_size)
         calls = expert_adapter_calls(model, experts, rank, setting)
         timed = self._modules.call_times(calls, mesh, setting.pipeline, weights, experts.sharding)
@@ -92,7 +92,7 @@ class ExpertPrices:
         if self._options.padded and setting.pipeline > 1 and self._modules.profiles.device.is_gpu:
             rows = padded_rows(rows, model.experts // experts.ep)
         kept = model.routed.kept(Fused.NONE)
-        row_mib = setting.assumed.mixed_precision.bytes / MIB
+        row_mib = setting.assumed.number_types.stored.bytes / MIB
         copies = self._options.kernels.copies * model.hidden_size
         # Adapters keep the outputs of their first factors, and make one more gradient of the rows.
         between, buffers = 3 * (self._modules.task.adapter_rank or 0), ROW_BUFFERS + self._modules.task.frozen
@@ -145,7 +145,7 @@ def expert_calls(
     if experts.ranks == 1:
         return weights
     rows = stretch * rows_of(model, experts, setting)
-    width = model.hidden_size * setting.assumed.mixed_precision.bytes
+    width = model.hidden_size * setting.assumed.number_types.sent.bytes
     counts = COUNT_BYTES * model.experts * experts.etp * experts.ranks
 
     def exchange(forward: bool) -> Iterator[Call]:

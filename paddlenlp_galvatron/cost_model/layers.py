@@ -151,7 +151,7 @@ class LayerPrices:
         model, setting = self._models[setting.layer_type], replace(setting, states=self._modules.state_bytes)
         weights = adapter_weights(model, strategy.tp, rank)
         own_ms = forward_ms * share.products
-        own_ms *= adapter_share(model.block, strategy.tp, rank, self._assumed.mixed_precision)
+        own_ms *= adapter_share(model.block, strategy.tp, rank, self._assumed.number_types)
         tokens = share.samples * setting.seq / share.parts
         between_mib = len(model.block.projections) * rank * tokens * setting.states.weight / MIB
         room = Room(0.0, between_mib) if strategy.recompute is Recompute.FULL else Room(between_mib, 0.0)
@@ -286,7 +286,7 @@ class LayerPrices:
         """The effect of recomputing these parts of a layer."""
         assumed, seq = self._assumed, self._modules.seqs[layer_type]
         measured_type, sequence_parallel = self._modules.measured_type(layer_type), assumed.sequence_parallel
-        model, precision = self._models[measured_type], assumed.mixed_precision
+        model, precision = self._models[measured_type], assumed.number_types.stored
         spared_mib = self._memory.recompute_saving_mib(measured_type, parts, tp, seq, sequence_parallel)
         if spared_mib is None:
             how = model, seq, tp, sequence_parallel, assumed.fused
@@ -310,7 +310,7 @@ class LayerPrices:
             both = (model.k_width + model.v_width) * max(heads_split // model.kv_heads, 1)
         others = (1 - 1 / context) * self._modules.options.keeps_keys
         numbers = both / heads_split * self._modules.seqs[layer_type] * others
-        return numbers * assumed.mixed_precision.bytes / MIB
+        return numbers * assumed.number_types.stored.bytes / MIB
 
 
 @lru_cache(maxsize=100_000)

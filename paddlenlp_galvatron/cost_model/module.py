@@ -17,8 +17,9 @@ from ..base import FP32_BYTES, GB_PER_S, MIB, UserError
 from ..base.caching import once
 from ..model import LayerKind, ModelShape, Split
 from ..plan.mesh import Mesh
+from ..plan.precision import NumberTypes
 from ..plan.schedule import ByKind
-from ..plan.strategy import JOINED_NUMBERS, PART, PLACES, STATES, Assumptions, DataParallel, Precision
+from ..plan.strategy import JOINED_NUMBERS, PART, PLACES, STATES, Assumptions, DataParallel
 from ..profiles.computation import PassTimes
 from .collectives import Calls, CallTimes, Setting
 from .costs import CostOptions, LayerCost, PartMemory, PassTerms, Profiles, StageSetting, States, Task, Terms, Workspace
@@ -68,7 +69,7 @@ class ModulePrices:
         self.options = options
         self.network, self.times, self.memory = profiles.network, profiles.times, profiles.memory
         self.seqs = tuple(shape.seq_length or assumed.seq_length for shape in self.models)
-        self.state_bytes = StateBytes.of(assumed.mixed_precision, bool(assumed.fp32_gradients))  # a weight's states
+        self.state_bytes = StateBytes.of(assumed.number_types)  # a weight's states
         # To and from the host's memory, where the optimizer's states lie there; else None.
         self.states_mib_per_ms = self.host_mib_per_ms("offload_optimizer") if assumed.offload_optimizer else None
 
@@ -98,7 +99,7 @@ class ModulePrices:
 
     def token_bytes(self, micro_batch: int, layer_type: int) -> int:
         """Bytes of the hidden states of `micro_batch` samples."""
-        width = self.models[layer_type].hidden_size * self.assumed.mixed_precision.bytes
+        width = self.models[layer_type].hidden_size * self.assumed.number_types.sent.bytes
         return micro_batch * self.seqs[layer_type] * width
 
     @once
@@ -266,9 +267,9 @@ def frozen_times(times: PassTimes, products: float) -> PassTimes:
     return replace(times, backward_ms=max(times.backward_ms - products * times.forward_ms, 0.0))
 
 
-def adapter_share(kind: LayerKind, tp: int, rank: int, precision: Precision) -> float:
+def adapter_share(kind: LayerKind, tp: int, rank: int, numbers: NumberTypes) -> float:
     """How long products with adapters take, as a share of those with the weights of the base, on one of `tp` ranks."""
-    least = 0 if precision is Precision.FP32 else LEAST_RANK
+    least = LEAST_RANK if numbers.computed.mixed else 0
     adapters = weights = 0.0
     for weight in kind.weights:
         if weight.adapts:

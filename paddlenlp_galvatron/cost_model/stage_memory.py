@@ -206,7 +206,7 @@ def constants_mib(models: Sequence[ModelShape], seqs: Sequence[int], memory: Mem
 def positions_mib(model: ModelShape, tokens: int, memory: MemoryUse, assumed: Assumptions) -> float:
     """Sine and cosine of `tokens` positions."""
     numbers = 2 * tokens * model.rotary_dim if memory.profile.mask_mib else 0
-    return numbers * assumed.mixed_precision.bytes / MIB
+    return numbers * assumed.number_types.stored.bytes / MIB
 
 
 def own_positions_mib(plan: Plan, stage: int, model: ModelShape, memory: MemoryUse) -> float:

@@ -31,11 +31,11 @@ def step_traffic_bytes(plan: Plan, model: ModelShape, adapter_rank: int | None =
     seq = plan.assumed.seq_length
     if seq is None:
         raise UserError("galvatron.assumed.seq_length: missing; say how many tokens a sample has")
-    states = StateBytes.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients))
+    states = StateBytes.of(plan.assumed.number_types)
     several = plan.micro_batches > 1
     setting = Setting(plan.stage_size, plan.micro_batch, several, plan.pipeline, seq, plan.assumed, states)
     each, once = plan.micro_batches * plan.stage_size, plan.stage_size
-    token = model.hidden_size * plan.assumed.mixed_precision.bytes
+    token = model.hidden_size * plan.assumed.number_types.sent.bytes
     total: Counter[str] = Counter()
     for stage in range(plan.pipeline):
         for calls in _stage_calls(plan, stage, model, setting, adapter_rank):

@@ -201,7 +201,7 @@ def piece_room(
 ) -> Room:
     """Memory of a head by pieces. `whole`: MiB at the peak and kept, of all tokens at once; the same where only the
     peak is known."""
-    number = assumed.mixed_precision.bytes
+    number = assumed.number_types.stored.bytes
     hidden_mib = share.tokens * share.hidden_size * number / MIB
     peak_mib, kept_mib = whole
     if kept_mib < peak_mib:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from ..base.units import FP32_BYTES, MIB
 from ..model import LayerKind, ModelShape, Split
-from ..plan.strategy import DataParallel, Experts, Plan, Precision
+from ..plan.precision import NumberTypes
+from ..plan.strategy import DataParallel, Experts, Plan
 
 if TYPE_CHECKING:
     from ..model.lora import Adapters
@@ -25,11 +26,10 @@ class StateBytes:
     optimizer: int  # moments, and the fp32 master weight of a 16-bit one
 
     @classmethod
-    def of(cls, precision: Precision, fp32_gradients: bool = False) -> StateBytes:
+    def of(cls, numbers: NumberTypes) -> StateBytes:
         """fp32: 4 + 4 + 8. 16-bit: 2 + 2 (4 when gradients are accumulated in fp32) + 4 + 8."""
-        full = precision is Precision.FP32
-        gradient = FP32_BYTES if full or fp32_gradients else precision.bytes
-        return cls(precision.bytes, gradient, MOMENT_BYTES + (0 if full else FP32_BYTES))
+        master = FP32_BYTES if numbers.stored.mixed else 0
+        return cls(numbers.stored.bytes, numbers.gradients.bytes, MOMENT_BYTES + master)
 
     @property
     def frozen(self) -> StateBytes:
@@ -141,7 +141,7 @@ def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | Non
     memory do not count (`offloaded_mib`). With `adapters` all weights are frozen.
     """
     last = plan.pipeline - 1
-    learn = StateBytes.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients))
+    learn = StateBytes.of(plan.assumed.number_types)
     if plan.assumed.offload_optimizer:
         learn = replace(learn, optimizer=0)
     base = learn.frozen if adapters else learn

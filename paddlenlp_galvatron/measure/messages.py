@@ -19,6 +19,7 @@ from ..base.units import GB_PER_S, MIB
 from ..launch.gpus import slowed_by_a_receive
 from ..plan import Axis, Mesh, Precision
 from ..plan.communicators import Ranks
+from ..plan.precision import NumberTypes
 from ..profiles import Collective, HardwareProfile, MessageGroup, Meta
 from ..profiles.curves import Curve
 from ..profiles.hardware import message_key
@@ -26,7 +27,7 @@ from ..profiles.network import bandwidth_of
 from ..runtime import collectives, device
 from ..runtime.device import pinned
 from ..runtime.groups import Groups, run_as_rank, start_world
-from ..runtime.precision import DTYPES, Numbers
+from ..runtime.precision import on_device
 from .journal import Journal, Used, note_used, used_of
 from .launcher import meta_of_rank, report_note, report_progress, spread_notes
 from .options import KINDS, HardwareOptions, HardwarePart, thinned
@@ -133,12 +134,12 @@ def overlap_coefficient(
 
     While both run, each goes 1/o as fast, until the shorter is done: both = o·min(c, m) + |c - m|. Solved for o.
     """
-    takes_part, numbers = rank in ranks, Numbers.of(precision)
+    takes_part, numbers = rank in ranks, on_device(NumberTypes.of(precision))
     group = groups.get(ranks) if takes_part else None
     side = GPU_MATRIX if device.on_gpu() else MATRIX
-    matrix = paddle.ones([side, side], numbers.computed)
+    matrix = paddle.ones([side, side], numbers.computed.dtype)
     whole = message_mib() * MIB // precision.bytes
-    tensor = paddle.zeros([whole // (len(ranks) if kind is Collective.ALL_GATHER else 1)], numbers.stored)
+    tensor = paddle.zeros([whole // (len(ranks) if kind is Collective.ALL_GATHER else 1)], numbers.sent.dtype)
     start = partial(STARTED[kind], tensor, group)
 
     def compute(count: int) -> None:
@@ -269,7 +270,7 @@ class HardwareProfiler:
         return int(mib * MIB) // self.options.precision.bytes
 
     def _zeros(self, count: int) -> Any:
-        return paddle.zeros([count], DTYPES[self.options.precision])
+        return paddle.zeros([count], self.options.precision.dtype)
 
     def _overlap(self, kind: Collective) -> float:
         ranks, options = overlapping_ranks(self.world_size), self.options

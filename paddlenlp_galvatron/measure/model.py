@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 from ..model import measured_fingerprint
-from ..plan import Precision
 from ..runtime.device import on_gpu
 from ..runtime.groups import run_as_rank, start_world
 from .computation import ComputationProfiler, computation_profile
@@ -31,7 +30,7 @@ def main() -> None:
     report_note(*journal.kept_note)
     flash = options.use_flash_attention
     if flash is None:  # training's default
-        flash = on_gpu() and precision is not Precision.FP32
+        flash = on_gpu() and precision.mixed
     lengths = sorted({point.seq for point in points})
     timed, measured = run.computation * len(points) * len(run.degrees), run.memory * 2 * len(lengths)
     if run.computation:

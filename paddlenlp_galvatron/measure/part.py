@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from ..base.units import MIB
 from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
+from ..plan.precision import NumberTypes
 from ..profiles import PassKey
 from ..runtime.device import on_gpu
 from ..runtime.experts import PRODUCTS, OwnExperts
 from ..runtime.groups import Groups, RankGroups
 from ..runtime.kernels import Kernels
-from ..runtime.precision import Numbers
+from ..runtime.precision import on_device
 from ..runtime.setup import ModelSetup
 from ..runtime.stage import Stage
 from ..runtime.units import Trainable
@@ -145,7 +146,7 @@ class MeasuredPart:
 
     def _boundary(self) -> Any:
         """The input from the stage before, or its gradient from the stage behind."""
-        return paddle.randn(self._stage.boundary_shape).astype(self._stage.numbers.stored)
+        return paddle.randn(self._stage.boundary_shape).astype(self._stage.numbers.stored.dtype)
 
     @property
     def trainables(self) -> list[Trainable]:
@@ -198,7 +199,7 @@ class ExpertsPart:
     def __init__(self, shape: ModelShape, key: PassKey, precision: Precision):
         """`key`: one of `expert_keys`."""
         count, inner = expert_count(key.part), shape.expert_size // key.tp
-        self._numbers = numbers = Numbers.of(precision)
+        self._numbers = numbers = on_device(NumberTypes.of(precision))
         load: Any = None  # counts a router's choices
         some_experts = replace(shape, experts=count, expert_size=inner)
         self._experts = OwnExperts(some_experts, LayerStrategy().experts, None, numbers, load)
@@ -206,10 +207,10 @@ class ExpertsPart:
         source = CheapWeights(shape.initializer_range)
         for name in PRODUCTS:
             size = (inner, shape.hidden_size) if name == "down" else (shape.hidden_size, inner)
-            whole, tensor = (count, *size), zero_parameter([count, *size], numbers.stored)
+            whole, tensor = (count, *size), zero_parameter([count, *size], numbers.stored.dtype)
             setattr(self._experts.layer, name, tensor)
             record = ShardedParameter(
-                name, whole, WHOLE, tensor, None, 1, gradient_dtype=numbers.gradients, source=source
+                name, whole, WHOLE, tensor, None, 1, gradient_dtype=numbers.gradients.dtype, source=source
             )
             fill_whole(record)
             self._slots.append((self._experts.layer, name, record))
@@ -217,7 +218,7 @@ class ExpertsPart:
         self._chosen = (paddle.arange(rows[0] * rows[1]) % count).reshape(rows)
         self._scores = paddle.full(rows, 1 / rows[1])
         self._x, self._returned = (
-            paddle.randn([rows[0], shape.hidden_size]).astype(numbers.computed) for _ in range(2)
+            paddle.randn([rows[0], shape.hidden_size]).astype(numbers.computed.dtype) for _ in range(2)
         )
         self._out: Any = None
 

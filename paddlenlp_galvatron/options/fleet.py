@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..base import UserError, count
 from ..model import ModelShape, Recompute
-from ..plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, find_faults
+from ..plan import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy, find_faults
 from ..plan.fleet_layers import (
     FULL,
     HEAD,
@@ -119,7 +119,7 @@ class _Reading:
                 mixed_precision=read.precision,
                 async_grad_reduce=read.sharding != "stage2" or self._micro_batches == 1,
                 seq_length=read.max_seq_len,
-                fp32_gradients=read.amp_master_grad and read.precision is not Precision.FP32,
+                fp32_gradients=read.amp_master_grad and read.precision.mixed,
                 flash_attention=read.attn_implementation != "eager",
                 offload_optimizer=read.tensorwise_offload_optimizer or None,
             ),

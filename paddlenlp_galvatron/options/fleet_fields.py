@@ -144,7 +144,7 @@ def _flat(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _unplanned(read: FleetFields) -> Iterator[str]:
     """Fields whose values no plan states."""
-    if read.fp16_opt_level == "O1" and read.precision is not Precision.FP32:
+    if read.fp16_opt_level == "O1" and read.precision.mixed:
         yield "fp16_opt_level: is O1, the default, with fp32 weights; plans have 16-bit weights, which is O2"
     if read.loss_subbatch_sequence_length and read.loss_subbatch_sequence_length < read.max_seq_len:
         yield "loss_subbatch_sequence_length: the loss in pieces is not read; leave it out"

@@ -10,6 +10,7 @@ from ..model import ModelShape, Recompute, load_model
 from .check import find_faults, require_valid, with_assumptions, with_defaults
 from .file import json_schema, plan_from_dict, plan_id, plan_to_dict, read_plan, write_plan
 from .mesh import Axis, Mesh
+from .precision import Precision
 from .schedule import Schedule
-from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, runs
+from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy, runs
 from .uniform import uniform_plan

@@ -10,7 +10,7 @@ from ..base.errors import UserError
 from ..model import MODULES, ModelShape, Recompute
 from .layout import chunks_of_a_sample, token_axes
 from .mesh import Axis
-from .strategy import DataParallel, Plan, Precision, Strategy, all_sharing, runs
+from .strategy import DataParallel, Plan, Strategy, all_sharing, runs
 
 T = TypeVar("T")
 
@@ -362,7 +362,7 @@ def with_assumptions(plan: Plan, **assumptions: Any) -> Plan:
 def with_defaults(plan: Plan, on_gpus: bool) -> Plan:
     """The plan with its unset fields as training sets them: on GPUs, with fused kernels; 16-bit runs sum gradients in
     fp32 there, as small parts of many micro-batches would round away, and have flash attention."""
-    default = on_gpus and plan.assumed.mixed_precision is not Precision.FP32
+    default = on_gpus and plan.assumed.mixed_precision.mixed
     by_default = replace(
         plan.assumed,
         fp32_gradients=default,

@@ -17,8 +17,9 @@ from ..base.errors import UserError
 from ..model import ModelShape, Recompute
 from .check import adapters_of, searched_options
 from .fleet_layers import MODULES, MTP, offload_settings, recompute_settings, stage_settings
+from .precision import Precision
 from .schedule import Schedule
-from .strategy import DataParallel, LayerStrategy, Plan, Precision, all_sharing
+from .strategy import DataParallel, LayerStrategy, Plan, all_sharing
 
 STOCK = "stock PaddleNLP"
 # Its `recompute_granularity`, one for all layers that recompute. Unlike ours, `core_attn` keeps the core's output.
@@ -61,7 +62,7 @@ def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Ar
         arguments |= {"recompute": True, "recompute_granularity": GRANULARITY[how]}
         if kept:
             arguments["no_recompute_layers"] = kept
-    if plan.assumed.mixed_precision is not Precision.FP32:
+    if plan.assumed.mixed_precision.mixed:
         arguments |= {str(plan.assumed.mixed_precision): True, "fp16_opt_level": "O2"}
     return arguments
 
@@ -167,7 +168,7 @@ def fleet_arguments(plan: Plan, model: ModelShape | None = None, program: str = 
         arguments |= (offload_settings(plan, stages, mtp) or {}) | _only_in_fleet(plan, model)
     precision = plan.assumed.mixed_precision
     arguments |= {"bf16": precision is Precision.BF16, "fp16": precision is Precision.FP16}
-    if precision is not Precision.FP32:
+    if precision.mixed:
         arguments["fp16_opt_level"] = "O2"
     return arguments
 

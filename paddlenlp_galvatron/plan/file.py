@@ -20,8 +20,9 @@ from ..model import ModelShape
 from ..model.layer import MODULES, PARTLY, PARTS, Recompute
 from .check import require_fits, require_trainable, require_valid
 from .fields import Degrees, Division, Flag, Flags, Percents, Recomputes, parse
+from .precision import Precision
 from .schedule import Schedule
-from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, runs, sharded_over_all
+from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy, runs, sharded_over_all
 
 FORMAT_VERSION = 1
 LISTED = 10  # files that an error names, the newest

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..base.units import MIB
 from ..model import Fused, Recompute
 from .mesh import Axis, Degrees, Mesh
+from .precision import NumberTypes, Precision
 from .schedule import Schedule
 
 T = TypeVar("T")
@@ -35,18 +36,6 @@ class DataParallel(StrEnum):
     DDP = "ddp"  # every rank holds everything
     ZERO2 = "zero2"  # gradients and optimizer states sharded
     ZERO3 = "zero3"  # weights sharded too
-
-
-class Precision(StrEnum):
-    """Type of weights and activations during training; fp16 and bf16 keep fp32 master weights."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-    FP16 = "fp16"
-
-    @property
-    def bytes(self) -> int:
-        return 4 if self is Precision.FP32 else 2
 
 
 def all_sharing(stage_size: int, ranks: int) -> int:
@@ -155,6 +144,11 @@ class Assumptions:
     fused_cross_entropy: bool | None = None  # loss over a split vocabulary
     # None: off.
     offload_optimizer: bool | None = None  # its states are in the host's memory, and updated part by part
+
+    @property
+    def number_types(self) -> NumberTypes:
+        """Number types of a run on GPUs."""
+        return NumberTypes.of(self.mixed_precision, bool(self.fp32_gradients))
 
     @property
     def fused(self) -> Fused:

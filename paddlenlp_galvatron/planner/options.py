@@ -317,7 +317,7 @@ class SearchOptions(TaskOptions, LimitOptions):
 
     @property
     def assumptions(self) -> Assumptions:
-        by_default = self.amp_master_grad is None and self.mixed_precision is not Precision.FP32
+        by_default = self.amp_master_grad is None and self.mixed_precision.mixed
         return Assumptions(
             self.sequence_parallel,
             self.mixed_precision,

@@ -19,7 +19,7 @@ from ..base.units import FP32_BYTES, GB_PER_S, MIB
 from ..model import Fused, ModelShape, Recompute, kinds_of, measured_fingerprint
 from ..model.layer import APART, MODULES, Kept
 from ..plan.mesh import divisors
-from ..plan.strategy import Precision
+from ..plan.precision import Precision
 from .computation import (
     EMBEDDING,
     HEAD,

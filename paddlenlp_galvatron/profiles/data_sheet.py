@@ -16,7 +16,8 @@ from ..base.limits import Positive, Ranks, gb_per_s
 from ..base.reading import LARGEST_OPTIONS, read_json
 from ..model import ModelShape
 from ..model.shape import flops_per_token
-from ..plan.strategy import Plan, Precision
+from ..plan.precision import Precision
+from ..plan.strategy import Plan
 
 LEAST, MOST = 1e-3, 1e9  # of a figure in its unit: far beyond any device, and no price of them is 0 or without end
 FOLDERS = (Path(__file__).parents[2] / "configs" / "nodes", Path(__file__).parents[1] / "nodes")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..base import MIB, UserError
 from ..model import ModelShape, load_model, measured_fingerprint, preset_names
-from ..plan.strategy import Precision
+from ..plan.precision import Precision
 from .dialects import fits_layer, is_near, layer_mib
 from .files import Meta, ProfileFile
 

@@ -121,12 +121,12 @@ class Block:
             if self._offload and numbers.casts:
                 self._fixed.clear()
                 self._fixed.update(getattr(layer, name).data_ptr() for layer, name, _ in self._slots)
-            layer, x = self._layer, cast(x, numbers.computed)
+            layer, x = self._layer, cast(x, numbers.computed.dtype)
             if not self.is_mtp:
-                return cast(layer(x, attention_mask=mask), numbers.stored)
+                return cast(layer(x, attention_mask=mask), numbers.stored.dtype)
             embedded, hidden = x.chunk(2, -1)
             x = layer.eh_proj(paddle.concat([layer.enorm(embedded), layer.hnorm(hidden)], -1))
-            return cast(layer.shared_head.norm(layer(x, attention_mask=mask)), numbers.stored)
+            return cast(layer.shared_head.norm(layer(x, attention_mask=mask)), numbers.stored.dtype)
 
     def _operations(self) -> list[Applied]:
         """Changes of PaddleNLP's layer, in the order in which they are applied. A projection is changed before the part

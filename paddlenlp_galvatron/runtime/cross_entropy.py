@@ -16,12 +16,13 @@ import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
+from ..plan.precision import NumberTypes
 from . import device
 from .batch import IGNORED_LABEL
 from .collectives import all_reduce, count, within
 from .paddle_private import fused_loss, softmax_and_loss
 from .placement import Placement
-from .precision import Numbers, add, cast
+from .precision import add, cast
 from .weights import ShardedParameter
 
 
@@ -134,7 +135,7 @@ class Pieces:
         loss: CrossEntropy,
         weights: Sequence[ShardedParameter],
         tied: bool,
-        numbers: Numbers,
+        numbers: NumberTypes,
     ):
         """`sizes`: tokens of each piece. `weights`: table [H, v], or the embedding's [v, H] where it is `tied`; and the
         bias [v], if there is one."""
@@ -160,7 +161,7 @@ class Pieces:
         return _InPieces.apply(hidden, labels, self)
 
     def _computed(self) -> list[Any]:
-        return [cast(weight.tensor, self._numbers.computed) for weight in self._weights]
+        return [cast(weight.tensor, self._numbers.computed.dtype) for weight in self._weights]
 
     def _logits(self, hidden: Any, table: Any, *bias: Any) -> Any:
         """[P, v] in fp32: those of 16 bits are gone when it returns."""
@@ -180,7 +181,7 @@ class Pieces:
         for rows, labels_of_rows, weight in self._cut(hidden, labels, weights):
             scores = self._loss.scores_for_gradient(self._logits(rows, table, *bias), labels_of_rows)
             losses.append(scores.losses)
-            step = cast(self._loss.gradient(scores, labels_of_rows, weight), self._numbers.computed)
+            step = cast(self._loss.gradient(scores, labels_of_rows, weight), self._numbers.computed.dtype)
             del scores  # its place is free for the next piece
             gradients.append(paddle.matmul(step, table, transpose_y=not self._tied))
             if not self._weights[0].tensor.stop_gradient:

@@ -24,12 +24,13 @@ from ..model import Adapters, ModelShape
 from ..model.families import LEAST_SUM
 from ..model.lora import FACTORS
 from ..plan import Plan
+from ..plan.precision import NumberTypes
 from ..plan.strategy import Experts
 from . import device
 from .activations import keep
 from .collectives import all_gather, all_reduce, all_to_all
 from .grouped import UNPADDED, Padding, grouped, use_every_size
-from .precision import Numbers, cast
+from .precision import cast
 
 ADDED = 1e-20  # to the sum of a token's sigmoids, as in transformers
 BEST_OF_GROUP = 2  # sigmoids that a group is judged by; softmax scores: the best alone
@@ -339,7 +340,7 @@ class OwnExperts:
         shape: ModelShape,
         experts: Experts,
         group: Any,
-        numbers: Numbers,
+        numbers: NumberTypes,
         load: LayerLoad,
         padding: Padding = UNPADDED,
         adapters: Adapters | None = None,
@@ -371,7 +372,7 @@ class OwnExperts:
 
     def route(self, x: Any, memo: Memo) -> None:
         """Makes memo["routing"] of memo["chosen"] [T, k], for x [T, H]."""
-        how = self._shape, self._experts, self._group, self._numbers.stored, self._padding
+        how = self._shape, self._experts, self._group, self._numbers.sent.dtype, self._padding
         routing = memo["routing"] = Routing(memo["chosen"], *how)
         if self._experts.ep > 1:
             self._load.add_imbalance(routing.imbalance)

@@ -14,11 +14,12 @@ from paddle.autograd import PyLayer
 from ..plan.comm_points import Op
 from ..plan.communicators import REDISTRIBUTE, Ranks, redistribution_groups
 from ..plan.layout import Intervals, Move, TokenLayout, moves
+from ..plan.precision import NumberTypes
 from .activations import keep
 from .collectives import all_gather, all_gather_start, all_reduce, all_to_all, reduce_scatter, reduce_scatter_start
 from .groups import RankGroups
 from .lora import after_products, read_by
-from .precision import Numbers, cast
+from .precision import cast
 from .trace import span
 
 
@@ -176,9 +177,9 @@ class GatheredProducts(PyLayer):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, x: Any, group: Any, numbers: Numbers, keeps: bool, transposed: bool, *matrices: Any
+        ctx: Any, x: Any, group: Any, numbers: NumberTypes, keeps: bool, transposed: bool, *matrices: Any
     ) -> tuple[Any, ...]:
-        tokens = cast(all_gather(cast(x, numbers.stored), group), numbers.computed)
+        tokens = cast(all_gather(cast(x, numbers.sent.dtype), group), numbers.computed.dtype)
         ctx.kept, ctx.matrices = keep(tokens if keeps else x), matrices
         ctx.how = group, numbers, keeps, transposed, not x.stop_gradient
         return tuple(paddle.matmul(tokens, matrix, transpose_y=transposed) for matrix in matrices)
@@ -190,21 +191,21 @@ class GatheredProducts(PyLayer):  # type: ignore[misc]
         learn = [not matrix.stop_gradient for matrix in matrices]
         arriving = leaving = None
         if any(learn) and not keeps:
-            arriving = all_gather_start(cast(kept, numbers.stored), group)
+            arriving = all_gather_start(cast(kept, numbers.sent.dtype), group)
         if tracked:
             total = None
             for gradient, matrix in zip(gradients, matrices, strict=True):
                 product = paddle.matmul(gradient, matrix, transpose_y=not transposed)
                 total = product if total is None else total.add_(product)
-            leaving = reduce_scatter_start(cast(total, numbers.stored), group)
+            leaving = reduce_scatter_start(cast(total, numbers.sent.dtype), group)
             del total, product
-        tokens = cast(arriving.wait(), numbers.computed) if arriving else kept
+        tokens = cast(arriving.wait(), numbers.computed.dtype) if arriving else kept
         pairs = [(gradient, tokens) if transposed else (tokens, gradient) for gradient in gradients]
         of_matrices = [
             paddle.matmul(*pair, transpose_x=True) if learns else None
             for pair, learns in zip(pairs, learn, strict=True)
         ]
-        return cast(leaving.wait(), numbers.computed) if leaving else None, *of_matrices
+        return cast(leaving.wait(), numbers.computed.dtype) if leaving else None, *of_matrices
 
 
 Multiply = Callable[..., tuple[Any, ...]]  # a rank's tokens and matrices -> products of all tokens

@@ -160,7 +160,7 @@ class Pipeline:
         self._headroom: Headroom | None = None  # headroom of the first two steps
         if device.loads_kernels():
             self._next_schedule = StageSchedule.of(plan, stage.index, in_turn=True)
-        numbers = stage.numbers.stored
+        numbers = stage.numbers.sent.dtype
         size, first = plan.stage_size, rank % plan.stage_size
         last = first + plan.world_size - size
 

@@ -77,7 +77,7 @@ class Placement:
     def parameter(self, weight: Weight, prefix: str) -> ShardedParameter:
         """This rank's part of a weight of this layer, with its sum group and the number of ranks that hold it."""
         name, shape, weight_slice = prefix + weight.name, weight.shape, self.slice_of(weight)
-        dtype = "float32" if weight.state else self.numbers.stored
+        dtype = "float32" if weight.state else self.numbers.stored.dtype
         tensor = zero_parameter(weight_slice.size(shape), dtype)  # placeholder until its unit is made
         made = partial(ShardedParameter, name, shape, weight_slice, tensor, source=self.setup.source)
         if weight.expert is not None:
@@ -86,7 +86,7 @@ class Placement:
                 self.group(Axis.EXPERT_DATA, mesh=self.experts),
                 replicas=self.experts.degree(Axis.EXPERT_DATA, *([Axis.EXPERT_TENSOR] if copied else [])),
                 first_copy=not copied or self.experts.index(self.local, Axis.EXPERT_TENSOR) == 0,
-                gradient_dtype=self.numbers.gradients,
+                gradient_dtype=self.numbers.gradients.dtype,
                 presum_group=self.group(Axis.EXPERT_TENSOR, mesh=self.experts) if copied else None,
                 expert=True,
                 **self.parts(self.experts, self._experts_sharding),
@@ -102,7 +102,7 @@ class Placement:
             sum_group,
             replicas=self.mesh.size // weight_slice.parts,
             first_copy=Axis.TENSOR in summed or self.index % (self.tp // weight_slice.parts) == 0,
-            gradient_dtype=dtype if weight.state else self.numbers.gradients,
+            gradient_dtype=dtype if weight.state else self.numbers.gradients.dtype,
             presum_group=copies,
             state=weight.state,
             sharded=weight.sharded,
@@ -115,14 +115,14 @@ class Placement:
         if point not in self._ops:
             return x
         op, group = self._ops[point]
-        return cast(Crossing.apply(cast(x, self.numbers.stored), op, group), self.numbers.computed)
+        return cast(Crossing.apply(cast(x, self.numbers.sent.dtype), op, group), self.numbers.computed.dtype)
 
     def gathered(self, point: CommPoint, x: Any) -> Any:
         """The tokens at a point, of all ranks where they are gathered for products, which need them but once."""
         if not self.gathers(point):
             return self.cross(point, x)
-        whole = Crossing.apply(cast(x, self.numbers.stored), Op.GATHER, self._gathers[point])
-        return cast(whole, self.numbers.computed)
+        whole = Crossing.apply(cast(x, self.numbers.sent.dtype), Op.GATHER, self._gathers[point])
+        return cast(whole, self.numbers.computed.dtype)
 
     def gathers(self, point: CommPoint) -> bool:
         """Whether tokens are gathered for the products behind a communication point."""

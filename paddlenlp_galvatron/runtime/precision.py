@@ -8,45 +8,27 @@ there every layer casts at its edge and computes in fp32, while everything store
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import paddle
 
 from ..base.errors import UserError
-from ..plan import Precision
+from ..plan.precision import NumberTypes, Precision
 from . import device
 
-DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 
-
-@dataclass(frozen=True)
-class Numbers:
-    """Paddle's names of the types."""
-
-    stored: str = "float32"  # weights, activations between layers, messages
-    computed: str = "float32"  # inside layers
-    gradients: str = "float32"  # sums over micro-batches, and what is reduced over ranks
-
-    @classmethod
-    def of(cls, precision: Precision, fp32_gradients: bool = False, compute: Precision | None = None) -> Numbers:
-        """The types of a plan's precision on this device; `compute` overrides the type that layers compute in.
-
-        Raises UserError where the device cannot compute in it.
-        """
-        stored = DTYPES[precision]
-        if compute is not None and compute is not Precision.FP32 and not device.on_gpu():
-            raise UserError(
-                f"compute_precision: Paddle has no {compute} arithmetic on CPU; leave it out: weights and messages "
-                f"are {precision} then, and layers compute in fp32"
-            )
-        native = stored if device.on_gpu() else "float32"
-        return cls(stored, DTYPES[compute] if compute else native, "float32" if fp32_gradients else stored)
-
-    @property
-    def casts(self) -> bool:
-        """Whether layers cast at their edges."""
-        return self.computed != self.stored
+def on_device(numbers: NumberTypes, compute: Precision | None = None) -> NumberTypes:
+    """The types with that in which layers compute on this device; `compute`: a requested one. Raises UserError where
+    the device cannot compute in it."""
+    if device.on_gpu():
+        return replace(numbers, computed=compute or numbers.computed)
+    if compute and compute.mixed:
+        raise UserError(
+            f"compute_precision: Paddle has no {compute} arithmetic on CPU; leave it out: weights and messages "
+            f"are {numbers.stored} then, and layers compute in fp32"
+        )
+    return replace(numbers, computed=Precision.FP32)
 
 
 def has_dtype(tensor: Any, dtype: Any) -> bool:

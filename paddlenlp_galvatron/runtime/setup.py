@@ -7,11 +7,12 @@ from functools import cached_property
 from typing import Any
 
 from ..model import Adapters, Preference
-from ..plan import ModelShape, Plan, Precision
+from ..plan import ModelShape, Plan
+from ..plan.precision import NumberTypes, Precision
 from .adapters import load_family
 from .adapters.decoder import Adapter
 from .kernels import Kernels
-from .precision import Numbers
+from .precision import on_device
 from .weights import SeededWeights, WeightSource
 
 MTP_WEIGHT = 0.3  # lambda of DeepSeek-V3 for its first 10T tokens, arXiv:2412.19437, section 4.2; Megatron-LM's is 0.1
@@ -25,7 +26,7 @@ class ModelSetup:
     shape: ModelShape
     seq_length: int
     source: WeightSource
-    numbers: Numbers
+    numbers: NumberTypes
     kernels: Kernels
     seed: int = 0  # seed of dropout
     packed: bool = False  # rows may hold several documents; every layer must know where they end
@@ -43,7 +44,7 @@ class ModelSetup:
         assumed, seed = plan.assumed, further.get("seed", 0)
         fields: dict[str, Any] = {
             "source": SeededWeights(seed, shape.initializer_range),
-            "numbers": Numbers.of(assumed.mixed_precision, bool(assumed.fp32_gradients), compute_precision),
+            "numbers": on_device(assumed.number_types, compute_precision),
             "kernels": Kernels.of(assumed),
         }
         return cls(

@@ -172,7 +172,7 @@ class Stage:
             x = redistribution(x) if redistribution else x
             if block.is_mtp and head is not None:
                 into_head, back = redistributions[-2:]
-                normed = cast(head.normed(into_head(x) if into_head else x), self.numbers.stored)
+                normed = cast(head.normed(into_head(x) if into_head else x), self.numbers.stored.dtype)
                 x = paddle.concat([embedded[-1], normed], -1)
                 x = back(x) if back else x
             x = run(position, block, x, self.mask if ends is None else _rows_of(ends, block.samples, self.samples))
@@ -293,7 +293,7 @@ class Stage:
         """[1, 1, S, S] with the lowest number above the diagonal; None: attention is causal by itself."""
         if self._causal_itself:
             return None
-        length, dtype = self.seq_length, getattr(paddle, self.numbers.computed)
+        length, dtype = self.seq_length, getattr(paddle, self.numbers.computed.dtype)
         lowest = paddle.full([1, 1, length, length], paddle.finfo(dtype).min, dtype)
         return paddle.triu(lowest, diagonal=1)
 

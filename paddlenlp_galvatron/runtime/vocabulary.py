@@ -126,11 +126,11 @@ class Embedding:
         numbers = self._place.numbers
         table = compute_weight(self._table, numbers)
         if self._place.tp == 1:
-            return cast(paddle.nn.functional.embedding(ids, table), numbers.stored)
+            return cast(paddle.nn.functional.embedding(ids, table), numbers.stored.dtype)
         local, inside = self._shard.localise(ids)
         rows = paddle.nn.functional.embedding(local, table)
         rows = rows * inside.astype(rows.dtype).unsqueeze(-1)
-        return cast(self._place.cross(CommPoint.OUT_OF_EMBEDDING, rows), numbers.stored)
+        return cast(self._place.cross(CommPoint.OUT_OF_EMBEDDING, rows), numbers.stored.dtype)
 
 
 class Head:
@@ -179,11 +179,11 @@ class Head:
     def normed(self, x: Any) -> Any:
         """[T, H] behind the last norm."""
         with compute_weights(self._slots, self._place.numbers):
-            return self._norm(cast(x, self._place.numbers.computed))
+            return self._norm(cast(x, self._place.numbers.computed.dtype))
 
     def losses_with_mtp(self, both: Any, labels: Any, of_further: Any) -> Any:
         """The loss and MTP's, weighted. `both` [2T, H]: hidden states behind the last norm, and those of MTP."""
-        hidden, further = cast(both, self._place.numbers.computed).chunk(2)
+        hidden, further = cast(both, self._place.numbers.computed.dtype).chunk(2)
         if paddle.is_grad_enabled():
             total, mtp = self._sum(hidden, labels), self._sum(further, of_further, self._mtp_weight)
             self._count(mtp.detach().unsqueeze(0))

@@ -14,9 +14,10 @@ import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
+from ..plan.precision import NumberTypes
 from .collectives import broadcast
 from .paddle_private import flattened, place_parameter, share, window
-from .precision import Numbers, add, cast, has_dtype
+from .precision import add, cast, has_dtype
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -204,19 +205,19 @@ class ShardedParameter:
         """Returns at once: the values are there."""
 
 
-def compute_weight(weight: ShardedParameter, numbers: Numbers) -> Any:
+def compute_weight(weight: ShardedParameter, numbers: NumberTypes) -> Any:
     """A weight in the type that layers compute in. Its gradient is added to `weight` all the same."""
     if not numbers.casts:
         return weight.tensor
     if weight.tensor.stop_gradient:  # frozen
-        return weight.tensor.astype(numbers.computed)
+        return weight.tensor.astype(numbers.computed.dtype)
     anchor = paddle.zeros([1])  # an input without gradient would not be recorded: the weight itself is not tracked
     anchor.stop_gradient = False
-    return _Cast.apply(anchor, weight, numbers.computed)
+    return _Cast.apply(anchor, weight, numbers.computed.dtype)
 
 
 @contextmanager
-def compute_weights(slots: Sequence[tuple[Any, str, ShardedParameter]], numbers: Numbers) -> Iterator[None]:
+def compute_weights(slots: Sequence[tuple[Any, str, ShardedParameter]], numbers: NumberTypes) -> Iterator[None]:
     """Let layers find their weights in the type that they compute in. Slots: layer, attribute, weight."""
     if not numbers.casts:
         yield

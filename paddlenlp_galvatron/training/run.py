@@ -27,7 +27,7 @@ from .checkpoint.convert import types_of
 from .checkpoint.loading import from_first, gather_objects, load, open_weights, print_rank_0
 from .checkpoint.saving import Origin, Writer
 from .checkpoint.stored import SMALLER, Best, BrokenCheckpoint, Checkpoint, open_checkpoint, verify
-from .checkpoint.weight_files import CONFIG, DTYPES
+from .checkpoint.weight_files import CONFIG
 from .data.source import BatchSource
 from .data.templates import open_template
 from .data.tuning import TuningData
@@ -115,7 +115,7 @@ class RankRun:
                 files |= {str(path.relative_to(saved)): path.read_bytes() for path in paths}
         entries, base = config_like(self.engine.shape, config), settings.initial_weights
         if self._types:
-            entries["torch_dtype"] = DTYPES[self._types[0]].name
+            entries["torch_dtype"] = self._types[0].dtype
         if base and self.engine.adapters:
             entries["_name_or_path"] = str(base.absolute())
         return files | {CONFIG: (dumps(entries, indent=2) + "\n").encode()}

@@ -23,7 +23,8 @@ from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task, derive
 from paddlenlp_galvatron.model.layer import PARTLY
 from paddlenlp_galvatron.plan import Recompute, Schedule, load_model
 from paddlenlp_galvatron.plan.check import find_faults
-from paddlenlp_galvatron.plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
+from paddlenlp_galvatron.plan.precision import Precision
+from paddlenlp_galvatron.plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy
 from paddlenlp_galvatron.profiles.analytic import ONE_BY_ONE
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 

@@ -11,6 +11,7 @@ from paddlenlp_galvatron.cost_model.weights import StateBytes
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Precision
 from paddlenlp_galvatron.plan.comm_points import Collective
 from paddlenlp_galvatron.plan.mesh import SHARDING
+from paddlenlp_galvatron.plan.precision import NumberTypes
 from paddlenlp_galvatron.runtime import units
 
 
@@ -47,7 +48,7 @@ def test_a_layers_gradients_go_in_one_message(dp_type, monkeypatch):
         weight.accumulate(paddle.ones(weight.shape))
     unit.backward_done(last=True)
     unit.finish()
-    setting = Setting(2, 2, True, 1, 16, Assumptions(seq_length=16), StateBytes.of(Precision.FP32))
+    setting = Setting(2, 2, True, 1, 16, Assumptions(seq_length=16), StateBytes.of(NumberTypes.of(Precision.FP32)))
     priced = layer_calls(shape, LayerStrategy(dp_type=dp_type), setting).reduce
     assert [4 * size for size in sent] == [call.bytes for call in priced for _ in range(call.times)]
     if dp_type is DataParallel.DDP:
@@ -57,7 +58,9 @@ def test_a_layers_gradients_go_in_one_message(dp_type, monkeypatch):
 @pytest.mark.parametrize("each", [False, True])
 def test_parts_sum_up_a_shard_once_a_step(each):
     shape = ModelShape("small", "llama", 1, 32, 64, 4, 4, 64, 16)
-    setting = Setting(8, 8, True, 1, 16, Assumptions(async_grad_reduce=not each), StateBytes.of(Precision.BF16))
+    setting = Setting(
+        8, 8, True, 1, 16, Assumptions(async_grad_reduce=not each), StateBytes.of(NumberTypes.of(Precision.BF16))
+    )
     all_ranks, parts = (
         layer_calls(shape, LayerStrategy(2, dp_type=DataParallel.ZERO3, sharding=sharding), setting)
         for sharding in (None, 2)
@@ -73,6 +76,6 @@ def test_parts_sum_up_a_shard_once_a_step(each):
 
 def test_shares_that_do_not_divide_are_padded():
     """Ten numbers over three ranks: shares of four."""
-    setting = Setting(3, 3, True, 1, 16, Assumptions(), StateBytes.of(Precision.FP32))
+    setting = Setting(3, 3, True, 1, 16, Assumptions(), StateBytes.of(NumberTypes.of(Precision.FP32)))
     calls = matrix_calls(10, DataParallel.ZERO3, SHARDING, 3, None, setting)
     assert [call.bytes for call in (*calls.gather_forward, *calls.gather_backward, *calls.reduce)] == [48, 48, 48]

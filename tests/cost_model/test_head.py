@@ -21,6 +21,7 @@ from paddlenlp_galvatron.measure.part import CheapWeights, FakeGroups
 from paddlenlp_galvatron.model import ModelShape
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Plan, Precision, VocabStrategy
 from paddlenlp_galvatron.plan.comm_points import Collective
+from paddlenlp_galvatron.plan.precision import NumberTypes
 from paddlenlp_galvatron.profiles.computation import PassTimes
 from paddlenlp_galvatron.runtime import device
 from paddlenlp_galvatron.runtime.groups import RankGroups
@@ -72,7 +73,9 @@ def test_the_peak_is_an_eighth_of_three_times_the_logits_and_as_predicted():
     # Logits, exponentials and their gradient took three times as much as logits; now each takes the place of the other.
     assert whole.peak < 1.1 * LOGITS_MIB and some.peak < 3 * LOGITS_MIB / 8
     share = HeadShare(TOKENS, SHAPE.vocab_size, HIDDEN, False, some.sizes)
-    room = piece_room((whole.peak, whole.kept), share, some.assumed, StateBytes.of(Precision.FP32), learns=True)
+    room = piece_room(
+        (whole.peak, whole.kept), share, some.assumed, StateBytes.of(NumberTypes.of(Precision.FP32)), learns=True
+    )
     assert room.activation_mib == pytest.approx(some.kept, abs=0.1)
     assert room.activation_mib + room.working_mib == pytest.approx(some.peak, rel=0.02)
 
@@ -84,7 +87,7 @@ def test_each_micro_batch_in_flight_has_its_table_s_gradient_where_it_is_reduced
 
 def test_messages_of_the_loss_are_as_many_bytes_in_more_calls():
     assumed = Assumptions(sequence_parallel=True, seq_length=1000)
-    setting = Setting(4, 2, True, 1, 1000, assumed, StateBytes.of(Precision.FP32))
+    setting = Setting(4, 2, True, 1, 1000, assumed, StateBytes.of(NumberTypes.of(Precision.FP32)))
     vocab = VocabStrategy(2)
 
     def losses(pieces: int) -> Counter[int]:

@@ -17,6 +17,7 @@ from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.model.layer import APART, PARTLY
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, Recompute
 from paddlenlp_galvatron.plan.comm_points import repeated
+from paddlenlp_galvatron.plan.precision import NumberTypes
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
@@ -156,7 +157,7 @@ def test_the_runtime_calls_what_is_priced(megatron_sp):
 
     shape = replace(MODEL, vocab_size=64)
     assumed = Assumptions(megatron_sp, seq_length=8)
-    setting = Setting(2, 2, True, 1, 8, assumed, StateBytes.of(Precision.FP32))
+    setting = Setting(2, 2, True, 1, 8, assumed, StateBytes.of(NumberTypes.of(Precision.FP32)))
     for recompute in (Recompute.NONE, Recompute.FULL, *PARTLY):
         strategy = LayerStrategy(2, recompute=recompute)
         part = MeasuredPart(shape, Assumptions(megatron_sp, seq_length=8), 2, Extent(layers=1), strategy)

@@ -29,6 +29,7 @@ from paddlenlp_galvatron.plan import (
 from paddlenlp_galvatron.plan.comm_points import CommPoint
 from paddlenlp_galvatron.plan.layout import TokenLayout, moves, redistribution, token_layout
 from paddlenlp_galvatron.plan.mesh import SHARDING, Axis, Mesh
+from paddlenlp_galvatron.plan.precision import NumberTypes
 from paddlenlp_galvatron.profiles import Collective, CommPointKey, CommPointTimes
 from paddlenlp_galvatron.profiles.data_sheet import Device
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
@@ -66,7 +67,7 @@ MATRICES = weights_of(MODEL.block, 1).matrices
     ],
 )
 def test_bytes_that_adamw_keeps_a_parameter(precision, fp32_gradients, dp_type, whole, expected):
-    assert StateBytes.of(precision, fp32_gradients).held(dp_type, 4, whole) == expected
+    assert StateBytes.of(NumberTypes.of(precision, fp32_gradients)).held(dp_type, 4, whole) == expected
 
 
 def test_weights_of_a_rank_add_up_to_the_layers():
@@ -339,7 +340,7 @@ def test_twice_the_samples_cost_more_but_not_twice(strategy):
 
 def module_setting(several: bool = True, async_reduce: bool = True) -> Setting:
     assumed = Assumptions(True, Precision.FP32, async_reduce)
-    return Setting(4, 4, several, 1, SEQ, assumed, StateBytes.of(Precision.FP32))
+    return Setting(4, 4, several, 1, SEQ, assumed, StateBytes.of(NumberTypes.of(Precision.FP32)))
 
 
 def test_a_plan_of_another_world_model_or_assumption_is_refused():

@@ -12,7 +12,8 @@ from paddlenlp_galvatron.check.parity.parity import VOCABULARY, Case, small_case
 from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.plan import Recompute, Schedule
 from paddlenlp_galvatron.plan.check import require_valid
-from paddlenlp_galvatron.plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
+from paddlenlp_galvatron.plan.precision import Precision
+from paddlenlp_galvatron.plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy
 
 
 def layers(code: str, default: DataParallel = DataParallel.DDP) -> tuple[LayerStrategy, ...]:

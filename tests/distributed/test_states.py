@@ -62,7 +62,7 @@ def run(folder: Path, cases: list[Case]) -> list[list[dict]]:
 def arithmetic(case: Case, stage: int) -> dict[str, float]:
     """Bytes on a rank of a stage: matrices by dp type, norms and biases whole. Master copies count as weights."""
     of, shape = case.plan, case.shape
-    states = StateBytes.of(of.assumed.mixed_precision)
+    states = StateBytes.of(of.assumed.number_types)
     master = 0 if of.assumed.mixed_precision is Precision.FP32 else 4
     modules = [(of.layers[index], shape.block.weights) for index in of.stage_layers(stage)]
     if stage == 0:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from paddlenlp_galvatron.model.layer import PARTLY
 from paddlenlp_galvatron.plan import ModelShape, Recompute, Schedule, uniform_plan
-from paddlenlp_galvatron.plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
+from paddlenlp_galvatron.plan.precision import Precision
+from paddlenlp_galvatron.plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy
 
 MODEL = ModelShape("small", "qwen2", 4, 64, 96, 8, 4, 1001, 128)
 

@@ -19,7 +19,8 @@ from paddlenlp_galvatron.plan import Recompute, uniform_plan, with_assumptions, 
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.plan.file import json_schema, plan_from_dict, plan_to_dict, read_plan, write_plan
 from paddlenlp_galvatron.plan.mesh import EXCHANGE, SHARDING, Axis
-from paddlenlp_galvatron.plan.strategy import Assumptions, DataParallel, Plan, Precision
+from paddlenlp_galvatron.plan.precision import Precision
+from paddlenlp_galvatron.plan.strategy import Assumptions, DataParallel, Plan
 from paddlenlp_galvatron.report.plan import describe, notes
 
 SCHEMA = jsonschema.Draft202012Validator(json_schema())

@@ -32,7 +32,7 @@ from paddlenlp_galvatron.runtime import grouped
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.collectives import traffic_calls
 from paddlenlp_galvatron.runtime.groups import RankGroups
-from paddlenlp_galvatron.runtime.precision import Numbers
+from paddlenlp_galvatron.runtime.precision import on_device
 from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.runtime.stage import Stage
 
@@ -109,7 +109,7 @@ def of_layers(layers: int, strategy: LayerStrategy, assumed: Assumptions, shape:
     """Calls of a forward pass after one whole step."""
     world = 2 if strategy.dp_type is DataParallel.ZERO3 else strategy.ranks
     plan = Plan(world, world, 1, (layers,), (strategy,) * layers, assumed=replace(assumed, seq_length=SEQ))
-    numbers = Numbers.of(assumed.mixed_precision)
+    numbers = on_device(assumed.number_types)
     setup = ModelSetup.of(plan, replace(shape, layers=layers), SEQ, numbers=numbers)
     stage = Stage(setup, RankGroups(plan, 0, Groups()))
     (tokens,) = stage.take(np.zeros((1, SEQ), np.int64))

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paddlenlp_galvatron.plan.precision import NumberTypes
+
 COMPUTE, HOST = "compute", "host"
 
 
@@ -152,7 +154,7 @@ class Recorder:
 
         self.index, self.is_first, self.is_last, self.has_mtp = index, index == 0, index == stages - 1, False
         self.boundary_shape, self.calls = [1, 1], []
-        self.numbers = type("Numbers", (), {"stored": "float32"})
+        self.numbers = NumberTypes.of()
         self.chains = [type("Chain", (), {"last_backward": False})() for _ in range(chunks)]
         self.load = type("Load", (), {"padding": type("Padding", (), {"fills": True})()})
         does_nothing = dict.fromkeys(("fetch_ahead", "next_backward", "reserve"), lambda *_: None)

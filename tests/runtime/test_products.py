@@ -12,10 +12,10 @@ pytest.importorskip("paddle")
 import paddle
 
 from paddlenlp_galvatron.model.lora import Adapters
+from paddlenlp_galvatron.plan.precision import NumberTypes
 from paddlenlp_galvatron.runtime import device, mappings
 from paddlenlp_galvatron.runtime.lora import LoRALinear
 from paddlenlp_galvatron.runtime.mappings import GatheredProducts, read_together
-from paddlenlp_galvatron.runtime.precision import Numbers
 
 TOKENS, HIDDEN = 6, 8
 
@@ -73,7 +73,7 @@ def gradients_of(run, x, *matrices, **how):
 
 
 def gathered(x, *matrices, keeps=False, transposed=False):
-    return GatheredProducts.apply(x, None, Numbers(), keeps, transposed, *matrices)
+    return GatheredProducts.apply(x, None, NumberTypes.of(), keeps, transposed, *matrices)
 
 
 def same(some, others):

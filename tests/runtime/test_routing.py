@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from paddlenlp_galvatron.cost_model.experts import ROW_BUFFERS
 from paddlenlp_galvatron.model import FAMILIES, load_model
 from paddlenlp_galvatron.plan import LayerStrategy, Plan, Precision
+from paddlenlp_galvatron.plan.precision import NumberTypes
 from paddlenlp_galvatron.plan.strategy import EXPERT_ROWS, IMBALANCE_BOUND, DataParallel, Experts
 from paddlenlp_galvatron.runtime import device, grouped
 from paddlenlp_galvatron.runtime import experts as module
 from paddlenlp_galvatron.runtime.experts import OwnExperts, Routing, shares
 from paddlenlp_galvatron.runtime.grouped import UNPADDED, Padding
 from paddlenlp_galvatron.runtime.paddle_private import host_bytes, host_peak_bytes, reset_host_peak
-from paddlenlp_galvatron.runtime.precision import Numbers
 
 MODELS = Path(__file__).parents[2] / "configs" / "models"
 
@@ -67,7 +67,7 @@ def padded_run(padding: Padding, chosen: np.ndarray) -> list[np.ndarray]:
     """Output, and the gradients of tokens, scores and weights, of one rank's experts."""
     paddle.seed(1)
     shape = SimpleNamespace(experts=4, experts_per_token=chosen.shape[1], expert_size=8)
-    own = OwnExperts(shape, Experts(1, 1, DataParallel.DDP), None, Numbers(), None, padding)
+    own = OwnExperts(shape, Experts(1, 1, DataParallel.DDP), None, NumberTypes.of(), None, padding)
     weights = [paddle.randn([4, *of]) for of in ((6, 8), (6, 8), (8, 6))]
     own.layer.gate, own.layer.up, own.layer.down = map(paddle.assign, weights)
     x, scores = paddle.randn([len(chosen), 6]), paddle.rand(chosen.shape)

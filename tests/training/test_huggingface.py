@@ -35,7 +35,7 @@ from paddlenlp_galvatron.training.checkpoint.convert import precision_of, to_che
 from paddlenlp_galvatron.training.checkpoint.huggingface import HuggingFaceWeights, modules, read_shape
 from paddlenlp_galvatron.training.checkpoint.loading import weights_from
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint
-from paddlenlp_galvatron.training.checkpoint.weight_files import DTYPES, Tensor, write_tensors
+from paddlenlp_galvatron.training.checkpoint.weight_files import Tensor, write_tensors
 from paddlenlp_galvatron.training.recipe import Recipe
 
 MIB = 2**20
@@ -145,7 +145,7 @@ def test_another_type_rounds_and_one_that_is_too_small_is_refused(tmp_path):
     checkpoint = open_checkpoint(tmp_path / "a")
     to_huggingface(checkpoint, tmp_path / "b", Precision.BF16, 10 * MIB, source, ignore)
     for key, tensor in tensors_of(source).items():
-        assert (tensors_of(tmp_path / "b")[key] == tensor.astype(DTYPES[Precision.BF16])).all()
+        assert (tensors_of(tmp_path / "b")[key] == tensor.astype(Precision.BF16.dtype)).all()
     assert json.loads((tmp_path / "b" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     large = Tensor("x", (1,), lambda: np.array([1e5], np.float32))
     with pytest.raises(UserError, match="x: has numbers that fp16 cannot hold; choose bf16"):

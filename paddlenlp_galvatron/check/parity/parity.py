@@ -188,7 +188,7 @@ def _experts(plan: Plan, traits: Family) -> dict[str, Any]:
     assert traits.mixture
     groups: int = traits.example.get("expert_groups", 1)
     experts = 2 * groups * lcm(2, *(layer.ep for layer in plan.layers))
-    choosing = plan.assumed.mixed_precision is Precision.FP32
+    choosing = not plan.assumed.mixed_precision.mixed
     sizes: dict[str, Any] = {
         "experts": experts,
         "experts_per_token": 2 if choosing else experts,

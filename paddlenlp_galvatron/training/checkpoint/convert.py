@@ -24,7 +24,7 @@ from .companions import companions, config_like, copy_companions, without_absent
 from .huggingface import HuggingFaceWeights, StoredWeight, copies, modules, require_directory_of
 from .loading import CheckpointWeights, WeightPiece
 from .stored import INDEX, WEIGHT, Checkpoint, write_index
-from .weight_files import CONFIG, DTYPES, SHARDS, SINGLE, Tensor, write_tensors
+from .weight_files import CONFIG, SHARDS, SINGLE, Tensor, write_tensors
 
 Advance = Callable[[int], object]  # receives the bytes that were written
 
@@ -87,7 +87,7 @@ def to_huggingface(
         sys.stderr.write(f"note: {CONFIG} is written from the trained model: {error.faults[0]}\n")
     weights, config = CheckpointWeights(checkpoint), config or config_like(shape, None)
     types = (precision, {}) if precision else types_of(weights)
-    stored, trained = str(config.get("torch_dtype")), DTYPES[types[0]].name
+    stored, trained = str(config.get("torch_dtype")), types[0].dtype
     if not precision and checkpoint.index.plan and stored not in ("None", trained):
         command = "`galvatron convert g2h --dtype`"
         sys.stderr.write(f"note: tensors are in {trained}, as trained; the model came in {stored}: {command}\n")
@@ -129,7 +129,7 @@ def write_model(
             total = {"total_size": sum(sizes)}
             write_text(folder / SHARDS, json.dumps({"metadata": total, "weight_map": places}, indent=2) + "\n")
         copy_companions(files, folder)
-        config = without_absent_code(config, folder) | {"torch_dtype": DTYPES[most].name}
+        config = without_absent_code(config, folder) | {"torch_dtype": most.dtype}
         write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
 
 

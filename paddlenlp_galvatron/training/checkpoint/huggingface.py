@@ -29,7 +29,6 @@ from ...model.unsupported import MTP_COUNTS
 from ...plan import ModelShape, Precision, load_model
 from ...runtime.weights import WHOLE, Array, Slice
 from .weight_files import (
-    CODES,
     CONFIG,
     LM_HEAD,
     opened,
@@ -209,7 +208,7 @@ def _require_equal(files: dict[str, Path], copy: str, original: str) -> None:
 
 def _precisions(files: dict[str, Path], expected: dict[str, StoredWeight]) -> dict[str, Precision]:
     """The type of each weight, but of those that are always fp32. Raises UserError for a wrong shape or type."""
-    by_code = {code: precision for precision, code in CODES.items()}
+    by_code = {precision.code: precision for precision in Precision}
     types = {}
     for path in sorted(set(files.values())):
         with opened(path) as file:

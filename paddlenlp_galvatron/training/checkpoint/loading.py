@@ -29,7 +29,7 @@ from ...runtime.units import Trainable
 from ...runtime.weights import WHOLE, Array, Slice
 from .huggingface import HuggingFaceWeights, require_same_model
 from .stored import INDEX, MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, open_checkpoint, verify
-from .weight_files import CODES, CONFIG, naming, require_finite
+from .weight_files import CONFIG, naming, require_finite
 
 if TYPE_CHECKING:  # the engine imports PaddleNLP, which takes seconds: weights are looked at before
     from ...runtime.engine import Engine
@@ -250,7 +250,7 @@ class StoredNumbers:
             with naming(path):
                 flat = self._opened(path).get_slice(key)
                 size = flat.get_shape()
-                if flat.get_dtype() != CODES[Precision.FP32] or len(size) != 1 or size[0] < last:
+                if flat.get_dtype() != Precision.FP32.code or len(size) != 1 or size[0] < last:
                     raise BrokenCheckpoint(f"{path}: tensor {key} is not {last} or more numbers in fp32")
                 if columns == width:
                     return flat[first:last].reshape(rows, columns)

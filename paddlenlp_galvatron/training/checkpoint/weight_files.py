@@ -15,20 +15,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
+import ml_dtypes as ml_dtypes  # names bfloat16 for numpy
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ...base.errors import UserError
 from ...base.reading import read_json
 from ...plan import ModelShape, Precision
-
-DTYPES: dict[Precision, np.dtype[Any]] = {
-    Precision.FP32: np.dtype(np.float32),
-    Precision.FP16: np.dtype(np.float16),
-    Precision.BF16: np.dtype(ml_dtypes.bfloat16),
-}
-CODES = {Precision.FP32: "F32", Precision.FP16: "F16", Precision.BF16: "BF16"}  # safetensors' names
 
 
 @dataclass(frozen=True)
@@ -66,8 +59,8 @@ def write_tensors(
     header: dict[str, Any] = {"__metadata__": {"format": framework}}
     for tensor in tensors:
         stored_as = tensor.precision or precision
-        end = offset + math.prod(tensor.shape) * DTYPES[stored_as].itemsize
-        header[tensor.key] = {"dtype": CODES[stored_as], "shape": tensor.shape, "data_offsets": (offset, end)}
+        end = offset + math.prod(tensor.shape) * stored_as.bytes
+        header[tensor.key] = {"dtype": stored_as.code, "shape": tensor.shape, "data_offsets": (offset, end)}
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # numbers begin at a multiple of 8
@@ -87,7 +80,7 @@ def write_tensors(
 def _bytes_of(tensor: Tensor, precision: Precision) -> Any:
     array = tensor.read()
     with np.errstate(over="ignore"):
-        stored = np.ascontiguousarray(array, DTYPES[precision])
+        stored = np.ascontiguousarray(array, precision.dtype)
     if precision is Precision.FP16 and not np.isfinite(stored).all() and np.isfinite(array).all():
         raise UserError(f"{tensor.key}: has numbers that fp16 cannot hold; choose bf16 or fp32")
     return stored.reshape(-1).view(np.uint8)

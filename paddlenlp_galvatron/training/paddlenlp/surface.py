@@ -144,7 +144,7 @@ class RunArguments(TrainingArguments):  # type: ignore[misc]
         self.recompute = any(each.recompute for each in plan.layers)
         self.gradient_accumulation_steps = plan.micro_batches
         self.per_device_train_batch_size = self.per_device_eval_batch_size = plan.micro_batch // plan.dp(layer)
-        if plan.assumed.mixed_precision is not Precision.FP32:
+        if plan.assumed.mixed_precision.mixed:
             self.fp16_opt_level = "O2"
         self._ranks = {axis: getattr(view, f"get_{axis}_parallel_rank")() for axis in RANKED[:3]}
         self._ranks["pipe"] = view.get_stage_id()
