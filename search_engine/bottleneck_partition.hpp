@@ -26,13 +26,13 @@ constexpr double kFirstStep = 1e-3, kFarthest = 10;
 // may be estimates; none is below `known`. A span within another must not cost more: then each stage takes as many
 // layers as the limit allows, if the next stage can take another.
 template <class Cost>
-Minimax least_dearest(const Problem& problem, Cost cost, double known, double tolerance, WorkBudget& budget) {
+Minimax least_dearest(const Problem& problem, Cost cost, double least, double tolerance, WorkBudget& budget) {
   Minimax best;
   std::vector<int> division(problem.stages);
   double even = 0;
   for (int stage = 0, first = 0; stage < problem.stages; first += division[stage++]) {
     division[stage] = (problem.layers - first) / (problem.stages - stage);
-    if (known == 0) even = std::max(even, cost(stage, Span{first, division[stage]}, kInfinity));
+    if (least == 0) even = std::max(even, cost(stage, Span{first, division[stage]}, kInfinity));
   }
   // Whether some division has all stages below the limit; makes that the best. By all layers with which each stage may
   // end: a layer that the next stage cannot bear at all may have to go to this one.
@@ -40,13 +40,13 @@ Minimax least_dearest(const Problem& problem, Cost cost, double known, double to
     std::vector<std::vector<int>> first(problem.stages + 1, std::vector<int>(problem.layers + 1, -1));  // [stages][end]
     first[0][0] = 0;
     for (int stage = 0; stage < problem.stages; ++stage) {
-      int end = 0, known = 0;
+      int end = 0, filled = 0;
       for (int start = stage; start < problem.layers; ++start) {
         if (first[stage][start] < 0) continue;
         end = std::max(end, start);
         auto bears = [&] { return cost(stage, Span{start, end + 1 - start}, limit) < limit; };
         for (; end < problem.layers && bears(); ++end) budget.tick(kStepsOfCost);
-        for (known = std::max(known, start); known < end; ++known) first[stage + 1][known + 1] = start;
+        for (filled = std::max(filled, start); filled < end; ++filled) first[stage + 1][filled + 1] = start;
       }
     }
     int end = problem.layers;
@@ -84,11 +84,11 @@ Minimax least_dearest(const Problem& problem, Cost cost, double known, double to
     best.division = division;
     return true;
   };
-  best.bound = known;
-  for (double limit = (known > 0 ? known : even) * (1 + kFirstStep); !improve(limit);) {
+  best.bound = least;
+  for (double limit = (least > 0 ? least : even) * (1 + kFirstStep); !improve(limit);) {
     if (limit == kInfinity) return {};
     best.bound = limit;
-    limit = limit < kFarthest * known ? limit + 4 * (limit - known) : kInfinity;
+    limit = limit < kFarthest * least ? limit + 4 * (limit - least) : kInfinity;
   }
   while (best.value - best.bound > tolerance * best.value) {
     const double middle = (best.bound + best.value) / 2;

@@ -27,9 +27,9 @@ class ColumnEnumeration {
                     const std::vector<PathWeights>& paths)
       : layers_(layers), link_(link), graph_(graph), points_(std::move(points)), master_(link) {
     for (const PathWeights& path : paths) master_.learn(path);
-    for (const Points& some : points_) {
+    for (const Points& stage_points : points_) {
       numbers_.emplace_back();
-      for (const auto& point : some) numbers_.back().push_back(numbers_of(*point));
+      for (const auto& point : stage_points) numbers_.back().push_back(numbers_of(*point));
     }
   }
 
@@ -47,8 +47,8 @@ class ColumnEnumeration {
       std::push_heap(open.begin(), open.end(), is_later);
     };
     Node root{0, {}, weights, {}};
-    for (const Points& some : points_) {
-      root.kept.emplace_back(some.size());
+    for (const Points& stage_points : points_) {
+      root.kept.emplace_back(stage_points.size());
       std::iota(root.kept.back().begin(), root.kept.back().end(), 0);
     }
     enter(std::move(root), kFirstRounds);

@@ -114,23 +114,23 @@ class ColumnGeneration : public Search {
 
   // Time of a strategy of the vocabulary for one micro-batch.
   double busy(int vocab) const {
-    const Vocab& own = problem_.vocabs[vocab];
-    return own.first.time.forward + own.first.time.backward + own.last.time.forward + own.last.time.backward;
+    const Vocab& ends = problem_.vocabs[vocab];
+    return ends.first.time.forward + ends.first.time.backward + ends.last.time.forward + ends.last.time.backward;
   }
 
   // Shares the layers out one by one to the stage that then works least. Returns how long some stage works at least.
   double greedy_partition(VocabCase& vocab_case, WorkBudget& budget) {
     const int v = chunks_a_stage();
-    const std::vector<int> one(v, 1);
+    const std::vector<int> one_layer(v, 1);
     std::vector<int> more(stages(), 0);
     double bound = 0;
     const int most = problem_.layers - chunks_;
-    std::vector<std::vector<double>> known;
+    std::vector<std::vector<double>> stage_works;
     for (int s = 0; s < stages(); ++s) {
-      known.push_back(vocab_case.stages->rough_works(s, one, most, most / stages(), budget));
-      if (known.back()[0] == kInfinity) return kInfinity;
+      stage_works.push_back(vocab_case.stages->rough_works(s, one_layer, most, most / stages(), budget));
+      if (stage_works.back()[0] == kInfinity) return kInfinity;
     }
-    auto works = [&](int stage, int extra) { return known[stage][extra]; };
+    auto works = [&](int stage, int extra) { return stage_works[stage][extra]; };
     for (int s = 0; s < stages(); ++s) bound = std::max(bound, works(s, 0));
     for (int left = problem_.layers - chunks_; left > 0 && bound < kInfinity; --left) {
       int best = 0;
@@ -165,9 +165,9 @@ class ColumnGeneration : public Search {
       std::pop_heap(open_nodes_.begin(), open_nodes_.end(), is_later);
       const Node node = std::move(open_nodes_.back());
       open_nodes_.pop_back();
-      const double known = best_.cost;
+      const double old_cost = best_.cost;
       if (!split(node, limit, budget)) settled = std::min(settled, node.bound);
-      if (is_less(best_.cost, known)) improve(budget);
+      if (is_less(best_.cost, old_cost)) improve(budget);
     }
     opened_ = -1;  // nothing is left to continue with
     return std::min({settled, least_open(), wanted(limit)});
@@ -212,26 +212,26 @@ class ColumnGeneration : public Search {
   PathWeights tried(VocabCase& vocab_case, const std::vector<int>& division, std::vector<Points> options,
                     WorkBudget& budget) {
     ChunkTimes times(chunks_, stages()), shortest = times;
-    bool asked = false;
+    bool limited = false;
     for (int s = 0; s < stages(); ++s) {
-      asked = asked || !options[s].empty();
+      limited = limited || !options[s].empty();
       const Points busiest = this->busiest(vocab_case, s, division, budget);
       options[s].insert(options[s].end(), busiest.begin(), busiest.end());
       if (options[s].empty())
-        roughly(*vocab_case.stages, times, s, places_.own(division, s));
+        roughly(*vocab_case.stages, times, s, places_.of_stage(division, s));
       else
         options[s].front()->put(times, s);
     }
     PathWeights longest = attempt(vocab_case, division, options, shortest, budget);
     master_.learn(longest);
-    if (asked) {
+    if (limited) {
       PathWeights path(chunks_, stages());
       simulate(times, path, budget);
       master_.learn(std::move(path));
     }
     std::vector<int> plan = division;
     plan.push_back(number(vocab_case));
-    master_.learn(std::move(plan), std::move(asked ? times : shortest));
+    master_.learn(std::move(plan), std::move(limited ? times : shortest));
     return longest;
   }
 
@@ -273,12 +273,12 @@ class ColumnGeneration : public Search {
       for (std::size_t more = 0; more < stage_costs[s].costs.size(); ++more) {
         const double most = target - others[s][more] - links;
         if (!is_less(stage_costs[s].costs[more], most)) continue;
-        Points found;
+        Points enumerated;
         const int layers = stage_costs[s].fewest + static_cast<int>(more);
         const Weights weights = places_.weights(node.weights, s)[0];
-        if (!vocab_case.stages->list(s, {layers}, weights, most, left, stop, found, budget)) return least;
-        left -= found.size();
-        points[s].insert(points[s].end(), found.begin(), found.end());
+        if (!vocab_case.stages->list(s, {layers}, weights, most, left, stop, enumerated, budget)) return least;
+        left -= enumerated.size();
+        points[s].insert(points[s].end(), enumerated.begin(), enumerated.end());
       }
     ColumnEnumeration lists(problem_.layers, link(), graph_, std::move(points), master_.paths());
     auto take = [&](const Points& plan, double time) { this->take(vocab_case, plan, time); };
@@ -392,7 +392,7 @@ class ColumnGeneration : public Search {
   Points busiest(VocabCase& vocab_case, int stage, const std::vector<int>& division, WorkBudget& budget) const {
     Points points;
     for (const bool with_sync : {true, false}) {
-      const Work& work = vocab_case.stages->work(stage, places_.own(division, stage), 0, with_sync, budget);
+      const Work& work = vocab_case.stages->work(stage, places_.of_stage(division, stage), 0, with_sync, budget);
       if (work.point && (points.empty() || points[0]->sync != work.point->sync)) points.push_back(work.point);
     }
     return points;
@@ -407,7 +407,7 @@ class ColumnGeneration : public Search {
     for (int s = 0; s < stages(); ++s) {
       fits = fits && !options[s].empty();
       if (options[s].empty())
-        roughly(*vocab_case.stages, times, s, places_.own(division, s));
+        roughly(*vocab_case.stages, times, s, places_.of_stage(division, s));
       else
         (chosen[s] = options[s].front())->put(times, s);
     }
@@ -432,9 +432,9 @@ class ColumnGeneration : public Search {
   void take(VocabCase& vocab_case, const Points& chosen, double time) {
     best_ = {time, vocab_case.vocab, std::vector<int>(chunks_), {}};
     for (int at = 0; at < chunks_; ++at) {
-      const std::vector<int>& own = chosen[at % stages()]->strategies[at / stages()];
-      best_.division[at] = static_cast<int>(own.size());
-      best_.strategies.insert(best_.strategies.end(), own.begin(), own.end());
+      const std::vector<int>& strategies = chosen[at % stages()]->strategies[at / stages()];
+      best_.division[at] = static_cast<int>(strategies.size());
+      best_.strategies.insert(best_.strategies.end(), strategies.begin(), strategies.end());
     }
     best_vocab_case_ = &vocab_case;
   }
@@ -464,14 +464,14 @@ class ColumnGeneration : public Search {
     for (bool better = best_.vocab >= 0; better && !is_over(budget);) {
       better = false;
       const std::vector<int> from_here = best_.division;
-      const double before = best_.cost;
+      const double old_cost = best_.cost;
       for (int from = 0; from < chunks_ && !better; ++from)
         for (int to = 0; to < chunks_ && from_here[from] > 1 && !better && !is_over(budget); ++to) {
           if (to == from) continue;
           std::vector<int> moved = from_here;
           --moved[from], ++moved[to];
           attempt(*best_vocab_case_, moved, times, budget);
-          better = is_less(best_.cost, before);
+          better = is_less(best_.cost, old_cost);
         }
     }
   }

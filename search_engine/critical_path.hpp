@@ -106,9 +106,9 @@ class StepGraph {
     for (int i = last_[latest]; i > 0;) {
       const Node& node = nodes_[i];
       ++(node.duration % 2 ? path.backward : path.forward)[node.duration / 2];
-      const bool waited = ends_[node.input] + links_[node.link] > ends_[node.before];
+      const bool waited = ends_[node.input] + links_[node.link] > ends_[node.previous];
       path.links += waited && node.link < chunks_;
-      i = waited ? node.input : node.before;
+      i = waited ? node.input : node.previous;
     }
     return end(latest);
   }
@@ -119,8 +119,8 @@ class StepGraph {
 
   // Number 0 is the start of the step.
   struct Node {
-    int before, input;   // nodes: the stage's pass before it, and the one that it takes its input from
-    int link, duration;  // their numbers in `links_` and `durations_`
+    int previous, input;  // nodes: the stage's pass before it, and the one that it takes its input from
+    int link, duration;   // their numbers in `links_` and `durations_`
   };
 
   void run(WorkBudget& budget) {
@@ -129,7 +129,7 @@ class StepGraph {
     links_.resize(chunks_), links_.push_back(0);  // the last two: no message
     for (std::size_t i = 1; i < nodes_.size(); ++i) {
       const Node& node = nodes_[i];
-      ends_[i] = std::max(ends_[node.before], ends_[node.input] + links_[node.link]) + durations_[node.duration];
+      ends_[i] = std::max(ends_[node.previous], ends_[node.input] + links_[node.link]) + durations_[node.duration];
     }
   }
 
@@ -146,28 +146,28 @@ class StepGraph {
           passes[stage].insert(passes[stage].end(), run.passes.begin(), run.passes.end());
       }
     }
-    std::vector<std::size_t> place(stages_, 0);
+    std::vector<std::size_t> next(stages_, 0);
     std::vector<std::vector<int>> forwards(chunks_), backwards(chunks_);  // nodes of each chunk, by micro-batch
     for (bool moved = true; moved;) {
       moved = false;
       for (int stage = 0; stage < stages_; ++stage)
-        for (; place[stage] < passes[stage].size(); ++place[stage], moved = true) {
-          const Pass& pass = passes[stage][place[stage]];
+        for (; next[stage] < passes[stage].size(); ++next[stage], moved = true) {
+          const Pass& pass = passes[stage][next[stage]];
           const int at = pass.chunk * stages_ + stage;
-          std::vector<int>& own = (pass.is_backward ? backwards : forwards)[at];
+          std::vector<int>& nodes = (pass.is_backward ? backwards : forwards)[at];
           const bool turns = pass.is_backward && at + 1 == chunks_, starts = !pass.is_backward && at == 0;
           int input = 0;
           if (!starts) {
-            const std::vector<int>& before = turns              ? forwards[at]
-                                             : pass.is_backward ? backwards[at + 1]
-                                                                : forwards[at - 1];
-            if (before.size() <= own.size()) break;
-            input = before[own.size()];
+            const std::vector<int>& sources = turns              ? forwards[at]
+                                              : pass.is_backward ? backwards[at + 1]
+                                                                 : forwards[at - 1];
+            if (sources.size() <= nodes.size()) break;
+            input = sources[nodes.size()];
           }
           const int number = static_cast<int>(nodes_.size());
           const int link = turns || starts ? chunks_ : pass.is_backward ? at : at - 1;
           nodes_.push_back({last_[stage], input, link, 2 * at + pass.is_backward});
-          own.push_back(number);
+          nodes.push_back(number);
           last_[stage] = number;
         }
     }

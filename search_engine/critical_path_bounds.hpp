@@ -61,7 +61,7 @@ constexpr std::array<Ending, 2> kEndings{kFirst, kHere};
 
 // A family of paths: weights of its main stage and of later stages, and its end.
 struct PathBound {
-  Weighting own, below;
+  Weighting at_stage, below;
   Ending ending;
 };
 
@@ -93,10 +93,10 @@ class PathBounds {
         paths.push_back({kBothEnds, kTwice, 2, passes.on_path(stage, {0, last})});
       }
       for (const Path& path : paths) {
-        if (!path.own) continue;
+        if (!path.passes) continue;
         weigh(stage, path);
         if (std::none_of(paths.begin(), paths.end(), [&](const Path& other) { return other.covers(path); }))
-          add(stage, path.own == paths.front().own ? kBusy : path.weighting, path.below);
+          add(stage, path.passes == paths.front().passes ? kBusy : path.weighting, path.below);
       }
     }
   }
@@ -136,9 +136,11 @@ class PathBounds {
       for (const Weighting below : kBelow)
         if (longest[below] >= 0) longest[below] += time(stage, below);
       const bool returns = head[kFirst] - head[kHere] >= most_sync(stage, layers(stage));  // all the longest paths do
-      for (const PathBound& cut : of_[stage])
-        if (cut.ending == kFirst || !returns)
-          longest[cut.below] = std::max(longest[cut.below], head[cut.ending] + time(stage, cut.own));
+      for (const PathBound& path_bound : of_[stage])
+        if (path_bound.ending == kFirst || !returns) {
+          double& length = longest[path_bound.below];
+          length = std::max(length, head[path_bound.ending] + time(stage, path_bound.at_stage));
+        }
       if (stage + 1 == stages) break;
       for (const Weighting below : kBelow) longest[below] += trips_below(below) * link(stage);
       for (const Ending ending : kEndings)
@@ -151,7 +153,7 @@ class PathBounds {
   }
 
  private:
-  static Weighting own(Weighting weighting, Ending ending) {
+  static Weighting ended(Weighting weighting, Ending ending) {
     return static_cast<Weighting>(weighting + (kBusyLast - kBusy) * ending);
   }
 
@@ -159,30 +161,30 @@ class PathBounds {
   struct Path {
     Weighting weighting, below;
     double trips;
-    std::optional<std::pair<int, int>> own;  // nothing: there is no such path
+    std::optional<std::pair<int, int>> passes;  // nothing: there is no such path
 
     // Whether this path is at least as long for all times.
     bool covers(const Path& other) const {
-      if (!own || !other.own || &other == this) return false;
-      const bool equal = trips == other.trips && *own == *other.own;
-      return equal ? this < &other
-                   : trips >= other.trips && own->first >= other.own->first && own->second >= other.own->second;
+      if (!passes || !other.passes || &other == this) return false;
+      const bool equal = trips == other.trips && *passes == *other.passes;
+      if (equal) return this < &other;
+      return trips >= other.trips && passes->first >= other.passes->first && passes->second >= other.passes->second;
     }
   };
 
   // The weights of a path's own stage, by how it ends.
   void weigh(int stage, const Path& path) {
-    const double forwards = path.own->first, backwards = path.own->second;
+    const double forwards = path.passes->first, backwards = path.passes->second;
     for (const Ending ending : kEndings) {
       const double sync = ending == kHere;
-      weights_[stage][own(path.weighting, ending)] = {forwards, backwards, sync};
+      weights_[stage][ended(path.weighting, ending)] = {forwards, backwards, sync};
     }
   }
 
   void add(int stage, Weighting weighting, Weighting below) {
-    if (stage == 0) of_[stage].push_back({own(weighting, kHere), below, kFirst});
+    if (stage == 0) of_[stage].push_back({ended(weighting, kHere), below, kFirst});
     for (const Ending ending : kEndings)
-      if (stage > 0) of_[stage].push_back({own(weighting, ending), below, ending});
+      if (stage > 0) of_[stage].push_back({ended(weighting, ending), below, ending});
   }
 
   double layer_sync_ = 0, vocab_sync_ = 0;  // longest

@@ -61,13 +61,13 @@ void check_number(const std::string& name, double value) {
 }
 
 void check_shape(const std::string& name, const Array& array, const std::vector<py::ssize_t>& shape) {
-  const std::vector<py::ssize_t> given(array.shape(), array.shape() + array.ndim());
+  const std::vector<py::ssize_t> actual(array.shape(), array.shape() + array.ndim());
   auto text = [](const std::vector<py::ssize_t>& lengths) {
     std::string text;
     for (const py::ssize_t length : lengths) text += (text.empty() ? "" : ", ") + std::to_string(length);
     return "[" + text + "]";
   };
-  if (given != shape) throw py::value_error(name + ": has shape " + text(given) + "; give " + text(shape));
+  if (actual != shape) throw py::value_error(name + ": has shape " + text(actual) + "; give " + text(shape));
 }
 
 void check_all(const std::string& name, const Array& array, const std::vector<py::ssize_t>& shape) {
@@ -141,14 +141,14 @@ Schedule lists_of(const Integers& passes, const Integers& runs, py::ssize_t stag
     std::map<std::int64_t*, std::int64_t> in_run;
     for (const py::ssize_t end = at + count; at < end; ++at) {
       const std::int64_t kind = passes.at(at, 0), chunk = passes.at(at, 1);
-      std::int64_t& place = done[(stage * chunks + chunk) * 2 + kind];
-      if (passes.at(at, 2) != place + in_run[&place]++)
+      std::int64_t& passes_done = done[(stage * chunks + chunk) * 2 + kind];
+      if (passes.at(at, 2) != passes_done + in_run[&passes_done]++)
         throw py::value_error("passes: micro-batches of a stage, chunk and kind are not 0, 1, 2, …");
       run.passes.push_back({kind == 1, static_cast<int>(chunk)});
     }
-    for (const auto& [place, each] : in_run) {
-      if (times > 1 && each != step) throw py::value_error("runs: step is not the number of micro-batches in a run");
-      *place += each * times;
+    for (const auto& [passes_done, each] : in_run) {
+      if (times > 1 && each != step) throw py::value_error("runs: step is not the passes_done of micro-batches in a run");
+      *passes_done += each * times;
     }
     of[stage].push_back(std::move(run));
   }

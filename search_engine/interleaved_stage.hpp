@@ -34,7 +34,7 @@ struct InterleavedPoint {
 
   int layers() const {
     std::size_t sum = 0;
-    for (const std::vector<int>& own : strategies) sum += own.size();
+    for (const std::vector<int>& chunk : strategies) sum += chunk.size();
     return static_cast<int>(sum);
   }
 
@@ -93,22 +93,22 @@ class InterleavedStages {
   // Work of a stage whose chunks have so many layers, and `more` wherever they need least.
   const Work& work(int stage, std::vector<int> layers, int more, bool with_sync, WorkBudget& budget) {
     if (chunks_ == 1) layers[0] += std::exchange(more, 0);
-    auto& known = works_of(stage).exact;
+    auto& works = works_of(stage).exact;
     const auto key = std::make_tuple(stage, with_sync, more, layers);
-    const auto found = known.find(key);
-    if (found != known.end()) return found->second;
-    return known.emplace(key, solve({stage, layers, more, busy_[with_sync]}, budget)).first->second;
+    const auto entry = works.find(key);
+    if (entry != works.end()) return entry->second;
+    return works.emplace(key, solve({stage, layers, more, busy_[with_sync]}, budget)).first->second;
   }
 
   // Cheap lower bounds of work() for 0..most additional layers; infinite where they don't fit. Closest for
   // `likely` more.
   const std::vector<double>& rough_works(int stage, const std::vector<int>& layers, int most, int likely,
                                          WorkBudget& budget) {
-    auto& known = works_of(stage).rough;
+    auto& works = works_of(stage).rough;
     const auto key = std::make_tuple(stage, most, likely, layers);
-    const auto found = known.find(key);
-    if (found != known.end()) return found->second;
-    return known.emplace(key, roughly(stage, layers, most, likely, budget)).first->second;
+    const auto entry = works.find(key);
+    if (entry != works.end()) return entry->second;
+    return works.emplace(key, roughly(stage, layers, most, likely, budget)).first->second;
   }
 
   // The price of memory, near a known one or far from it, at which a relaxation costs most: a search in ever smaller
@@ -181,26 +181,26 @@ class InterleavedStages {
   // The points of a stage of one chunk that weigh less than `limit`, but those that others match. False: there are more
   // than `most`, or it would take beyond `stop`.
   bool list(int stage, const std::vector<int>& layers, const Weights& weights, double limit, std::size_t most,
-            std::size_t stop, Points& found, WorkBudget& budget) const {
+            std::size_t stop, Points& points, WorkBudget& budget) const {
     ChunkWeights pricing{{weights}, {}, {}};
-    const Question asked{stage, layers, 0, pricing};
+    const Question question{stage, layers, 0, pricing};
     const Held& held = problem_.held[stage].front();
-    CountKnapsack knapsack(choices(asked, held));
+    CountKnapsack knapsack(choices(question, held));
     auto add = [&](const std::vector<Count>& counts, LayoutSet layouts) {
       std::vector<int> order;
       for (int layout = 0; layout < layouts_; ++layout)
         if (layouts & bit(layout)) order.push_back(layout);
       do {
-        InterleavedPoint point = point_of(asked, counts, order);
-        budget.tick(found.size());
-        if (makes_way(found, point)) found.push_back(std::make_shared<InterleavedPoint>(std::move(point)));
-      } while (found.size() <= most && std::next_permutation(order.begin(), order.end()));
-      return found.size() <= most && budget.steps() < stop;
+        InterleavedPoint point = point_of(question, counts, order);
+        budget.tick(points.size());
+        if (makes_way(points, point)) points.push_back(std::make_shared<InterleavedPoint>(std::move(point)));
+      } while (points.size() <= most && std::next_permutation(order.begin(), order.end()));
+      return points.size() <= most && budget.steps() < stop;
     };
     long effort = kMostListed;
-    knapsack.enumerate(layers_of(asked), room(stage, held), walks(asked), limit - fixed(pricing, stage), add, effort,
-                       budget, kMostListed);
-    return found.size() <= most && effort > 0 && budget.steps() < stop;
+    knapsack.enumerate(layers_of(question), room(stage, held), walks(question), limit - fixed(pricing, stage), add,
+                       effort, budget, kMostListed);
+    return points.size() <= most && effort > 0 && budget.steps() < stop;
   }
 
   // Least times of a chunk without its layers.
@@ -298,16 +298,16 @@ class InterleavedStages {
     return chunk * layouts_ + (layouts_ > 1 ? problem_.strategies[strategy].layout : 0);
   }
 
-  CountKnapsack& knapsack(const Question& asked, const Held& held) const {
-    std::unique_ptr<CountKnapsack>& knapsack = asked.pricing.knapsack[held];
-    if (!knapsack) knapsack = std::make_unique<CountKnapsack>(undominated(choices(asked, held)));
+  CountKnapsack& knapsack(const Question& question, const Held& held) const {
+    std::unique_ptr<CountKnapsack>& knapsack = question.pricing.knapsack[held];
+    if (!knapsack) knapsack = std::make_unique<CountKnapsack>(undominated(choices(question, held)));
     return *knapsack;
   }
 
-  std::vector<Choice> choices(const Question& asked, const Held& held) const {
+  std::vector<Choice> choices(const Question& question, const Held& held) const {
     std::vector<Choice> choices;
     for (int chunk = 0; chunk <= chunks_; ++chunk) {
-      const Weights weights = asked.pricing.of(chunk);
+      const Weights weights = question.pricing.of(chunk);
       const int count = chunk < chunks_ ? held[chunk] : *std::min_element(held.begin(), held.end());
       for (const int k : useful_) {
         const Part& part = problem_.strategies[k];
@@ -326,8 +326,8 @@ class InterleavedStages {
     return least;
   }
 
-  ReshardingPath& walks(const Question& asked) const {
-    std::unique_ptr<ReshardingPath>& walks = asked.pricing.walks[{asked.stage, asked.more > 0}];
+  ReshardingPath& walks(const Question& question) const {
+    std::unique_ptr<ReshardingPath>& walks = question.pricing.walks[{question.stage, question.more > 0}];
     if (walks) return *walks;
     GroupPrices prices;
     const int all = chunks_ * layouts_ + 1;  // the last one of `more`
@@ -337,26 +337,27 @@ class InterleavedStages {
     prices.types.back() = chunks_;
     for (int chunk = 0; chunk < chunks_; ++chunk)
       for (int g = 0; g < layouts_; ++g) {
-        const Weights weights = asked.pricing.of(chunk), next = asked.pricing.of(chunk + 1);
-        const int own = chunk * layouts_ + g;
-        const double leaves = price(exit(asked.stage, chunk), g, weights);
-        if (chunk == 0) prices.enter[own] = price(entry(asked.stage, chunk), g, weights);
-        if (chunk == chunks_ - 1) prices.leave[own] = prices.change[own][all - 1] = leaves;
+        const Weights weights = question.pricing.of(chunk), next = question.pricing.of(chunk + 1);
+        const int end = chunk * layouts_ + g;
+        const double leaves = price(exit(question.stage, chunk), g, weights);
+        if (chunk == 0) prices.enter[end] = price(entry(question.stage, chunk), g, weights);
+        if (chunk == chunks_ - 1) prices.leave[end] = prices.change[end][all - 1] = leaves;
         for (int other = 0; other < layouts_; ++other) {
-          if (layouts_ > 1) prices.change[own][other] = weights.of(problem_.change[g][other]);
+          if (layouts_ > 1) prices.change[end][other] = weights.of(problem_.change[g][other]);
           if (chunk < chunks_ - 1)
-            prices.change[own][own - g + layouts_ + other] = leaves + price(entry(asked.stage, chunk + 1), other, next);
+            prices.change[end][end - g + layouts_ + other] =
+                leaves + price(entry(question.stage, chunk + 1), other, next);
         }
       }
-    walks = std::make_unique<ReshardingPath>(std::move(prices), 0, asked.more > 0 ? chunks_ : chunks_ - 1);
+    walks = std::make_unique<ReshardingPath>(std::move(prices), 0, question.more > 0 ? chunks_ : chunks_ - 1);
     return *walks;
   }
 
-  Layers layers_of(const Question& asked) const {
+  Layers layers_of(const Question& question) const {
     Layers layers;
-    std::copy(asked.layers.begin(), asked.layers.end(), layers.of.begin());
-    layers.of[chunks_] = asked.more;
-    layers.last_type = asked.more > 0 ? chunks_ : chunks_ - 1;
+    std::copy(question.layers.begin(), question.layers.end(), layers.of.begin());
+    layers.of[chunks_] = question.more;
+    layers.last_type = question.more > 0 ? chunks_ : chunks_ - 1;
     return layers;
   }
 
@@ -381,22 +382,23 @@ class InterleavedStages {
 
   // The least that a stage takes at any moment, and a point that fits at all of them, if one was found and there are no
   // layers of `more`.
-  Work solve(const Question& asked, WorkBudget& budget) const {
+  Work solve(const Question& question, WorkBudget& budget) const {
     Work work;
-    const std::vector<Held>& moments = problem_.held[asked.stage];
-    Held held = fullest(asked.stage, asked.layers, asked.more);
-    ReshardingPath& walks = this->walks(asked);
+    const std::vector<Held>& moments = problem_.held[question.stage];
+    Held held = fullest(question.stage, question.layers, question.more);
+    ReshardingPath& walks = this->walks(question);
     for (int tried = 0; tried <= kMostMoments; ++tried) {
-      const Assignment mix = knapsack(asked, held).solve(layers_of(asked), room(asked.stage, held), walks, budget);
+      const Assignment mix =
+          knapsack(question, held).solve(layers_of(question), room(question.stage, held), walks, budget);
       walks.forget();
       if (tried < kMostMoments)
-        work.least = std::max(work.least, fixed(asked.pricing, asked.stage) + std::min(mix.cost, mix.bound));
-      if (mix.counts.empty() || asked.more > 0) break;
-      InterleavedPoint point = point_of(asked, mix.counts, budget);
+        work.least = std::max(work.least, fixed(question.pricing, question.stage) + std::min(mix.cost, mix.bound));
+      if (mix.counts.empty() || question.more > 0) break;
+      InterleavedPoint point = point_of(question, mix.counts, budget);
       const Held& fullest = *std::max_element(moments.begin(), moments.end(), [&](const Held& a, const Held& b) {
-        return memory(asked.stage, point, a) < memory(asked.stage, point, b);
+        return memory(question.stage, point, a) < memory(question.stage, point, b);
       });
-      if (memory(asked.stage, point, fullest) <= within(problem_.budget)) {
+      if (memory(question.stage, point, fullest) <= within(problem_.budget)) {
         work.point = std::make_shared<InterleavedPoint>(std::move(point));
         break;
       }
@@ -420,37 +422,37 @@ class InterleavedStages {
     return sum;
   }
 
-  InterleavedPoint point_of(const Question& asked, const std::vector<Count>& counts, WorkBudget& budget) const {
+  InterleavedPoint point_of(const Question& question, const std::vector<Count>& counts, WorkBudget& budget) const {
     const int count = static_cast<int>(problem_.strategies.size());
     LayoutSet used = 0;
     for (const auto& [id, layers] : counts) used |= bit(layout(id / count, id % count));
-    return point_of(asked, counts, walks(asked).order(used, budget));
+    return point_of(question, counts, walks(question).order(used, budget));
   }
 
-  InterleavedPoint point_of(const Question& asked, const std::vector<Count>& counts,
+  InterleavedPoint point_of(const Question& question, const std::vector<Count>& counts,
                             const std::vector<int>& order) const {
     const int count = static_cast<int>(problem_.strategies.size());
     InterleavedPoint point{{}, {}, 0, std::vector<std::vector<int>>(chunks_)};
     for (const int layout : order)
       for (const auto& [id, layers] : counts)
         if (this->layout(id / count, id % count) == layout) {
-          std::vector<int>& own = point.strategies[id / count];
-          own.insert(own.end(), layers, id % count);
+          std::vector<int>& strategies = point.strategies[id / count];
+          strategies.insert(strategies.end(), layers, id % count);
         }
     for (int chunk = 0; chunk < chunks_; ++chunk) {
-      std::vector<int>& own = point.strategies[chunk];
+      std::vector<int>& strategies = point.strategies[chunk];
       if (layouts_ == 1)
-        std::stable_sort(own.begin(), own.end(),
+        std::stable_sort(strategies.begin(), strategies.end(),
                          [&](int a, int b) { return problem_.strategies[a].layout < problem_.strategies[b].layout; });
-      StageTime time = part(asked.stage, chunk).time;
+      StageTime time = part(question.stage, chunk).time;
       auto pass = [&](const Change& change) { time.forward += change.forward, time.backward += change.backward; };
-      pass(entry(asked.stage, chunk)[problem_.strategies[own.front()].layout]);
-      for (std::size_t i = 0; i < own.size(); ++i) {
-        const Part& layer = problem_.strategies[own[i]];
+      pass(entry(question.stage, chunk)[problem_.strategies[strategies.front()].layout]);
+      for (std::size_t i = 0; i < strategies.size(); ++i) {
+        const Part& layer = problem_.strategies[strategies[i]];
         time.forward += layer.time.forward, time.backward += layer.time.backward, time.sync += layer.time.sync;
-        if (i > 0) pass(problem_.change[problem_.strategies[own[i - 1]].layout][layer.layout]);
+        if (i > 0) pass(problem_.change[problem_.strategies[strategies[i - 1]].layout][layer.layout]);
       }
-      pass(exit(asked.stage, chunk)[problem_.strategies[own.back()].layout]);
+      pass(exit(question.stage, chunk)[problem_.strategies[strategies.back()].layout]);
       point.forward.push_back(time.forward), point.backward.push_back(time.backward), point.sync += time.sync;
     }
     return point;

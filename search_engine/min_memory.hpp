@@ -42,8 +42,8 @@ class MinMemory {
     const auto& [choices, levels] = choices_.at(held);
     const Part& fixed = problem_.fixed_part(vocab, stage);
     const Layers layers = problem_.layers_of(span);
-    const auto [known, is_new] = known_.try_emplace({held, &fixed, layers.of});
-    Need& best = known->second;
+    const auto [entry, is_new] = known_.try_emplace({held, &fixed, layers.of});
+    Need& best = entry->second;
     if (!is_new) return best;
     auto within = [&, &choices = choices](const Level& level) {
       Need need{fixed.states + held * fixed.activation + level.mib, {}};

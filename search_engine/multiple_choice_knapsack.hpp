@@ -83,19 +83,19 @@ class CountKnapsack {
                  WorkBudget& budget, std::size_t steps = 0) {
     const int types = layers.last_type - layers.first_type + 1;
     stop_ = budget.steps() + (steps ? steps : allowance(budget));
-    BoundedSets found;
+    BoundedSets bounded;
     auto may = [&](double bound) {
       if (!is_less(bound + walks.least(), limit)) return false;
-      found.complete &= budget.steps() < stop_;
-      return found.complete;
+      bounded.complete &= budget.steps() < stop_;
+      return bounded.complete;
     };
     auto visit = [&](const Level& level, double bound) {
-      bounded_sets(level, bound, layers, room, walks, limit, types + kMostChanges, found, budget);
+      bounded_sets(level, bound, layers, room, walks, limit, types + kMostChanges, bounded, budget);
     };
     each_level(layers, room, may, visit, budget);
-    std::sort(found.sets.begin(), found.sets.end());
-    if (!found.complete) effort = 0;
-    for (const BoundedSet& set : found.sets) {
+    std::sort(bounded.sets.begin(), bounded.sets.end());
+    if (!bounded.complete) effort = 0;
+    for (const BoundedSet& set : bounded.sets) {
       if (effort <= 0) return;
       descend(set, layers, room, walks, limit, budget);
       if (order_.empty()) continue;
@@ -156,18 +156,18 @@ class CountKnapsack {
   void solve(const Level& level, double bound, bool all, const Layers& layers, MemoryBudget room, ReshardingPath& walks,
              WorkBudget& budget, Assignment& best) {
     const int types = layers.last_type - layers.first_type + 1;
-    BoundedSets found;
+    BoundedSets bounded;
     allow(budget);
-    bounded_sets(level, bound, layers, room, walks, best.cost, all ? types + kMostChanges : types, found, budget);
-    if (all && !found.complete) {
+    bounded_sets(level, bound, layers, room, walks, best.cost, all ? types + kMostChanges : types, bounded, budget);
+    if (all && !bounded.complete) {
       best.bound = std::min(best.bound, bound + walks.least());
-      found = {};
+      bounded = {};
       allow(budget);
-      bounded_sets(level, bound, layers, room, walks, best.cost, types + 1, found, budget);
+      bounded_sets(level, bound, layers, room, walks, best.cost, types + 1, bounded, budget);
     }
-    std::sort(found.sets.begin(), found.sets.end());
+    std::sort(bounded.sets.begin(), bounded.sets.end());
     allow(budget);
-    for (const BoundedSet& set : found.sets) {
+    for (const BoundedSet& set : bounded.sets) {
       if (!is_less(set.bound, best.cost)) break;
       descend(set, layers, room, walks, best.cost, budget);
       if (order_.empty()) continue;
@@ -190,8 +190,8 @@ class CountKnapsack {
   }
 
   const KnapsackRelaxation& frontier(LayoutSet layouts, const Workspace& level, WorkBudget& budget) {
-    const auto found = frontiers_.find({layouts, level});
-    if (found != frontiers_.end()) return found->second;
+    const auto entry = frontiers_.find({layouts, level});
+    if (entry != frontiers_.end()) return entry->second;
     if (frontiers_.size() > kMostKept) frontiers_.clear();
     const std::vector<Choice> choices = chosen(layouts, level, budget);
     budget.tick(7 * choices.size());
@@ -200,10 +200,10 @@ class CountKnapsack {
 
   // Sets of so many layouts at most that may cost less than the limit at a level.
   void bounded_sets(const Level& level, double bound, const Layers& layers, MemoryBudget room, ReshardingPath& walks,
-                    double limit, int most, BoundedSets& found, WorkBudget& budget) {
+                    double limit, int most, BoundedSets& bounded, WorkBudget& budget) {
     const double mib = net(room, level);
     reduce(level.workspace, frontier(all_, level.workspace, budget).bound(layers, mib).price, walks.layouts(), budget);
-    grow(0, 0, most, level, layers, mib, bound, walks, limit, found, budget);
+    grow(0, 0, most, level, layers, mib, bound, walks, limit, bounded, budget);
   }
 
   // Reduced cost of the first layer of each layout, where memory has a price.
@@ -220,9 +220,9 @@ class CountKnapsack {
   // Adds layouts to a set. `least` is the bound of all mixes that have a layer of each of its layouts, without
   // resharding.
   void grow(LayoutSet layouts, int first, int most, const Level& level, const Layers& layers, double mib, double least,
-            ReshardingPath& walks, double limit, BoundedSets& found, WorkBudget& budget) {
+            ReshardingPath& walks, double limit, BoundedSets& bounded, WorkBudget& budget) {
     if (most == 0) {
-      found.complete &= first >= walks.layouts();
+      bounded.complete &= first >= walks.layouts();
       return;
     }
     for (int layout = first; layout < walks.layouts(); ++layout) {
@@ -233,14 +233,14 @@ class CountKnapsack {
       const double walk = walks.cost(larger, budget);
       if (!is_less(more + walk, limit)) continue;
       if (budget.steps() >= stop_) {
-        found.complete = false;
+        bounded.complete = false;
         return;
       }
       if (walks.is_whole(larger)) {
         const double bound = std::max(frontier(larger, level.workspace, budget).bound(layers, mib).cost, more) + walk;
-        if (is_less(bound, limit)) found.sets.push_back({bound, larger, level});
+        if (is_less(bound, limit)) bounded.sets.push_back({bound, larger, level});
       }
-      grow(larger, layout + 1, most - 1, level, layers, mib, more, walks, limit, found, budget);
+      grow(larger, layout + 1, most - 1, level, layers, mib, more, walks, limit, bounded, budget);
     }
   }
 

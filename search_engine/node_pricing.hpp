@@ -79,8 +79,8 @@ class NodePricing {
     double ends = 0;
     for (int s = 0; s < problem.stages; ++s) {
       StageTime fixed{kInfinity, kInfinity, 0};
-      auto add = [&](int vocab_case, FeasibleSizes& own) {
-        own = feasible(vocab_case, s, ends, limit, budget);
+      auto add = [&](int vocab_case, FeasibleSizes& sizes) {
+        sizes = feasible(vocab_case, s, ends, limit, budget);
         const StageTime time = vocab_cases_[vocab_case].stages->fixed_time(s, 0);
         fixed.forward = std::min(fixed.forward, time.forward);
         fixed.backward = std::min(fixed.backward, time.backward);
@@ -104,7 +104,7 @@ class NodePricing {
   // Costs of each stage under a vocabulary strategy.
   std::vector<StageCosts> of(int vocab_case, const PathWeights& weights, WorkBudget& budget) {
     Outer& outer =
-        *std::find_if(outer_.begin(), outer_.end(), [&](const Outer& one) { return one.vocab_case == vocab_case; });
+        *std::find_if(outer_.begin(), outer_.end(), [&](const Outer& outer) { return outer.vocab_case == vocab_case; });
     std::vector<StageCosts> stage_costs;
     for (int s = 0; s < problem_.stages; ++s)
       stage_costs.push_back(
@@ -123,7 +123,7 @@ class NodePricing {
     }
     stage_costs.emplace_back();
     const double links = weights.links * link();
-    std::map<std::tuple<int, int, int>, Work> known;  // by vocabulary strategy (0: any), stage and layers
+    std::map<std::tuple<int, int, int>, Work> works;  // by vocabulary strategy (0: any), stage and layers
     for (bool raised = true; raised;) {
       stage_costs.back() = together();
       const int fewest = stage_costs.back().fewest;
@@ -142,17 +142,17 @@ class NodePricing {
       raised = false;
       for (int s = 0; s < problem_.stages; ++s) {
         const FeasibleSizes& feasible = is_inner(s) ? inner_[s] : outer.feasible_of[s];
-        StageCosts& own = is_inner(s) ? stage_costs[s - 1] : outer.stage_costs[s];
+        StageCosts& stage_cost = is_inner(s) ? stage_costs[s - 1] : outer.stage_costs[s];
         int more = layers[s] - feasible.fewest + feasible.skipped;
-        for (const int at : own.cheapest)
+        for (const int at : stage_cost.cheapest)
           for (; more > 0 && column.division[at] < node_.most[at]; --more) ++column.division[at];
         if (!exactly) continue;
-        const auto [found, is_new] = known.try_emplace({is_inner(s) ? 0 : outer.vocab_case, s, layers[s]});
-        Work& best = found->second;
+        const auto [entry, is_new] = works.try_emplace({is_inner(s) ? 0 : outer.vocab_case, s, layers[s]});
+        Work& best = entry->second;
         if (is_new) {
-          const std::vector<int> chunks = places_.own(column.division, s);
+          const std::vector<int> chunks = places_.of_stage(column.division, s);
           best = vocab_cases_[outer.vocab_case].stages->weighted(s, chunks, places_.weights(weights, s), budget);
-          double& cost = own.costs[layers[s] - own.fewest];
+          double& cost = stage_cost.costs[layers[s] - stage_cost.fewest];
           raised = raised || is_less(cost, best.least);
           cost = std::max(cost, best.least);
         }
@@ -186,7 +186,7 @@ class NodePricing {
   }
 
   FeasibleSizes feasible(int vocab_case, int stage, double ends, double limit, WorkBudget& budget) {
-    const std::vector<int> fewest = places_.own(node_.fewest, stage), most = places_.own(node_.most, stage);
+    const std::vector<int> fewest = places_.of_stage(node_.fewest, stage), most = places_.of_stage(node_.most, stage);
     const int few = std::accumulate(fewest.begin(), fewest.end(), 0);
     FeasibleSizes feasible;
     feasible.fewest = std::max(few, node_.fewest_of[stage]);
@@ -252,11 +252,11 @@ class NodePricing {
     const StageCosts &first = outer.stage_costs.front(), &last = outer.stage_costs.back();
     if (problem_.stages == 1) return layers;
     const int more = layers.back() - first.fewest - last.fewest;
-    int own = std::max(0, more - static_cast<int>(last.costs.size()) + 1);
-    while (first.costs[own] + last.costs[more - own] > outer.joint[more]) ++own;
-    std::vector<int> all{first.fewest + own};
+    int extra = std::max(0, more - static_cast<int>(last.costs.size()) + 1);
+    while (first.costs[extra] + last.costs[more - extra] > outer.joint[more]) ++extra;
+    std::vector<int> all{first.fewest + extra};
     all.insert(all.end(), layers.begin(), layers.end() - 1);
-    all.push_back(last.fewest + more - own);
+    all.push_back(last.fewest + more - extra);
     return all;
   }
 

@@ -135,14 +135,14 @@ class PartitionSearch {
 
   // Lower bound of the partition's pipelines with the points chosen so far.
   double node_bound() {
-    const double cut = bounds_.longest(
+    const double longest = bounds_.longest(
         problem_.stages, [&](int s, Weighting w) { return share(s, w); }, [&](int s) { return links_[s]; },
         [&](int s) { return division_[s]; }, [](Weighting) { return 0.0; });
-    if (!(cut < kInfinity)) return kInfinity;
+    if (!(longest < kInfinity)) return kInfinity;
     times_.resize(problem_.stages);
     for (int s = 0; s < problem_.stages; ++s) times_[s] = {share(s, kForward), share(s, kBackward), share(s, kSync)};
     effort_ -= kBoundPasses * problem_.stages;
-    return std::max(cut, simulate(times_));
+    return std::max(longest, simulate(times_));
   }
 
   // A good pipeline fast: each stage's optima under the paths' weightings, tried in turn.
@@ -161,15 +161,15 @@ class PartitionSearch {
         auto attempt = [&](Weighting weighting) {
           const StagePoint& point = solver_.best(s, spans_[s], weighting, *budget_);
           if (point.counts.empty()) return;
-          const StageTime before = std::exchange(times[s], point.time);
+          const StageTime old_time = std::exchange(times[s], point.time);
           const double attempted = simulate(times);
           if (!is_less(attempted, cost)) {
-            times[s] = before;
+            times[s] = old_time;
             return;
           }
           cost = attempted, points[s] = point, better = true;
         };
-        for (const PathBound& cut : bounds_.of(s)) attempt(cut.own);
+        for (const PathBound& path_bound : bounds_.of(s)) attempt(path_bound.at_stage);
         attempt(kOnce), attempt(kOnceLast);
       }
     }
@@ -217,11 +217,11 @@ class PartitionSearch {
     // The path that leaves the stage least time, for its weight, keeps the enumeration smallest.
     Weighting narrow = kBusy;
     double least_room = kInfinity, narrow_limit = kInfinity;
-    for (const PathBound& cut : bounds_.of(stage)) {
-      const double left = limit - path_without(stage, cut);
-      const Weights& weights = bounds_.weights(stage, cut.own);
-      const double room = (left - share(stage, cut.own)) / (weights.forward + weights.backward);
-      if (room < least_room) least_room = room, narrow = cut.own, narrow_limit = left;
+    for (const PathBound& path_bound : bounds_.of(stage)) {
+      const double left = limit - path_without(stage, path_bound);
+      const Weights& weights = bounds_.weights(stage, path_bound.at_stage);
+      const double room = (left - share(stage, path_bound.at_stage)) / (weights.forward + weights.backward);
+      if (room < least_room) least_room = room, narrow = path_bound.at_stage, narrow_limit = left;
     }
     if (!solver_.points(stage, spans_[stage], narrow, narrow_limit, kMostPoints, points, effort_, *budget_))
       return false;
@@ -240,12 +240,12 @@ class PartitionSearch {
   }
 
   // Sum of a stage's path bound over the other stages.
-  double path_without(int stage, const PathBound& cut) {
+  double path_without(int stage, const PathBound& path_bound) {
     double sum = 0;
     for (int s = 0; s < stage; ++s)
-      sum += share(s, PathBounds::above(s, cut.ending)) + PathBounds::trips_above(cut.ending) * links_[s];
+      sum += share(s, PathBounds::above(s, path_bound.ending)) + PathBounds::trips_above(path_bound.ending) * links_[s];
     for (int s = stage + 1; s < problem_.stages; ++s)
-      sum += share(s, cut.below) + PathBounds::trips_below(cut.below) * links_[s - 1];
+      sum += share(s, path_bound.below) + PathBounds::trips_below(path_bound.below) * links_[s - 1];
     return sum;
   }
 

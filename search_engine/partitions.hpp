@@ -143,14 +143,14 @@ class Partitions {
   StageTimes& times(int stage, Span span) {
     const bool inner = stage > 0 && stage < problem_.stages - 1;
     TimesOfSpans& times = inner ? cache_.inner_times(stage) : times_[stage];
-    const auto [known, is_new] = times.try_emplace(solver_.key(span));
-    if (is_new) known->second[false].fill(-1), known->second[true].fill(-1);
-    return known->second;
+    const auto [entry, is_new] = times.try_emplace(solver_.key(span));
+    if (is_new) entry->second[false].fill(-1), entry->second[true].fill(-1);
+    return entry->second;
   }
 
-  double time(StageTimes& known, int stage, Span span, Weighting weighting, bool exactly, WorkBudget& budget) {
+  double time(StageTimes& stage_times, int stage, Span span, Weighting weighting, bool exactly, WorkBudget& budget) {
     exactly = exactly && !PathBounds::is_minor(stage, weighting);
-    double& time = known[exactly][weighting];
+    double& time = stage_times[exactly][weighting];
     if (time < 0)
       time = exactly ? solver_.least(stage, span, weighting, budget) : solver_.bound(stage, span, weighting, budget);
     return time;
@@ -163,13 +163,13 @@ class Partitions {
     const auto head = [&](Ending ending) { return heads_[ending].at(stage, span.first); };
     const bool returns =
         head(kFirst) - head(kHere) >= bounds_.most_sync(stage, span.layers);  // all the longest paths do
-    StageTimes& known = times(stage, span);
+    StageTimes& stage_times = times(stage, span);
     double longest = 0;
-    for (const PathBound& cut : bounds_.of(stage)) {
-      if (cut.ending != kFirst && returns) continue;
-      const double others = head(cut.ending) + tails_[cut.below].at(stage + 1, span.end());
+    for (const PathBound& path_bound : bounds_.of(stage)) {
+      if (path_bound.ending != kFirst && returns) continue;
+      const double others = head(path_bound.ending) + tails_[path_bound.below].at(stage + 1, span.end());
       if (!(others < kInfinity)) return kInfinity;
-      longest = std::max(longest, others + time(known, stage, span, cut.own, exactly, budget));
+      longest = std::max(longest, others + time(stage_times, stage, span, path_bound.at_stage, exactly, budget));
     }
     return longest;
   }
@@ -216,23 +216,23 @@ class Partitions {
     for (int s = 0; s < stages; ++s)
       for (const Arc& arc : arcs_[s]) {
         const int first = arc.span.first, end = arc.span.end();
-        StageTimes& known = times(s, arc.span);
+        StageTimes& stage_times = times(s, arc.span);
         budget.tick();
         for (const Ending ending : kEndings) {
           const double link = s + 1 < stages ? PathBounds::trips_above(ending) * problem_.send_to(end) : 0;
-          const double own = time(known, s, arc.span, PathBounds::above(s, ending), false, budget);
-          heads[ending][s + 1][end] = std::min(heads[ending][s + 1][end], heads[ending][s][first] + own + link);
+          const double time_here = time(stage_times, s, arc.span, PathBounds::above(s, ending), false, budget);
+          heads[ending][s + 1][end] = std::min(heads[ending][s + 1][end], heads[ending][s][first] + time_here + link);
         }
         dearest[s + 1][end] = std::min(dearest[s + 1][end], std::max(dearest[s][first], arc.cost));
       }
     for (int s = stages - 1; s >= 0; --s)
       for (const Arc& arc : arcs_[s]) {
         const int first = arc.span.first, end = arc.span.end();
-        StageTimes& known = times(s, arc.span);
+        StageTimes& stage_times = times(s, arc.span);
         for (const Weighting below : kBelow) {
           const double link = s > 0 ? PathBounds::trips_below(below) * problem_.send_to(first) : 0;
-          const double own = below == kNowhere ? 0 : time(known, s, arc.span, below, false, budget);
-          tails[below][s][first] = std::min(tails[below][s][first], tails[below][s + 1][end] + own + link);
+          const double time_here = below == kNowhere ? 0 : time(stage_times, s, arc.span, below, false, budget);
+          tails[below][s][first] = std::min(tails[below][s][first], tails[below][s + 1][end] + time_here + link);
         }
       }
     for (const Ending ending : kEndings) heads_[ending].both = std::move(heads[ending]);

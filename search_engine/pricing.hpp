@@ -24,7 +24,7 @@ struct ChunkPlaces {
   int of(int stage, int chunk) const { return chunk * stages + stage; }
 
   // The numbers of a stage's chunks among those of all chunks.
-  std::vector<int> own(const std::vector<int>& of_all, int stage) const {
+  std::vector<int> of_stage(const std::vector<int>& of_all, int stage) const {
     std::vector<int> result;
     for (int chunk = 0; chunk < chunks; ++chunk) result.push_back(of_all[of(stage, chunk)]);
     return result;
@@ -140,11 +140,11 @@ class AllocationDp {
     std::vector<double> after(layers_ + 1, kInfinity), next;
     after[0] = 0;
     for (int s = stages_ - 1; s >= 0; --s) {
-      const StageCosts& own = offers_[s];
-      others[s].assign(own.costs.size(), kInfinity);
-      budget.tick(own.costs.size() * layers_ / 2);
-      for (int i = 0; i < static_cast<int>(own.costs.size()); ++i)
-        for (int l = 0, later = layers_ - own.fewest - i; later >= 0; ++l, --later)
+      const StageCosts& offer = offers_[s];
+      others[s].assign(offer.costs.size(), kInfinity);
+      budget.tick(offer.costs.size() * layers_ / 2);
+      for (int i = 0; i < static_cast<int>(offer.costs.size()); ++i)
+        for (int l = 0, later = layers_ - offer.fewest - i; later >= 0; ++l, --later)
           others[s][i] = std::min(others[s][i], before_[s][l] + after[later]);
       add(after, s, 0, layers_, next, budget);
       after.swap(next);
@@ -158,15 +158,15 @@ class AllocationDp {
   // The least sums with a stage more, from those without it for between `first` and `last` layers.
   void add(const std::vector<double>& sums, int stage, int first, int last, std::vector<double>& next,
            WorkBudget& budget) const {
-    const StageCosts& own = offers_[stage];
-    const int count = static_cast<int>(own.costs.size());
+    const StageCosts& offer = offers_[stage];
+    const int count = static_cast<int>(offer.costs.size());
     next.assign(layers_ + 1, kInfinity);
     budget.tick(count * (last - first + 1) / 2);
     for (int l = first; l <= last; ++l) {
       if (!(sums[l] < kInfinity)) continue;
-      for (int i = 0; i < count && l + own.fewest + i <= layers_; ++i) {
-        double& sum = next[l + own.fewest + i];
-        sum = std::min(sum, sums[l] + own.costs[i]);
+      for (int i = 0; i < count && l + offer.fewest + i <= layers_; ++i) {
+        double& sum = next[l + offer.fewest + i];
+        sum = std::min(sum, sums[l] + offer.costs[i]);
       }
     }
   }
@@ -204,7 +204,7 @@ class Pricing {
     const double more_sync = weights.sync[stage] - sync;
     if (sync > 0 && feasible.synced.empty())
       for (int more = feasible.skipped; more < feasible.skipped + static_cast<int>(feasible.work.size()); ++more)
-        feasible.synced.push_back(exact_.work(stage, places_.own(fewest, stage), more, true, budget).least);
+        feasible.synced.push_back(exact_.work(stage, places_.of_stage(fewest, stage), more, true, budget).least);
     StageCosts result;
     std::vector<double> price(weights.forward.size(), 0);  // of a layer more
     double fixed = 0;
@@ -237,8 +237,8 @@ class Pricing {
   void relax(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const std::vector<int>& now,
              const PathWeights& weights, const FeasibleSizes& feasible, StageCosts& stage_cost, WorkBudget& budget) {
     const int chunks = problem_.passes.chunks();
-    const std::vector<int> likely = places_.own(now, stage), few = places_.own(fewest, stage),
-                           many = places_.own(most, stage);
+    const std::vector<int> likely = places_.of_stage(now, stage), few = places_.of_stage(fewest, stage),
+                           many = places_.of_stage(most, stage);
     const int more = std::accumulate(likely.begin(), likely.end(), 0) - feasible.fewest;
     const int target = std::min(std::max(more, 0), static_cast<int>(stage_cost.costs.size()) - 1);
     const std::vector<Weights> own_weights = places_.weights(weights, stage);

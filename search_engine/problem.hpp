@@ -115,14 +115,14 @@ struct Problem {
 // Rows that no other one beats in everything (of equal ones, the first stays).
 inline std::vector<int> undominated(const std::vector<std::vector<double>>& rows) {
   std::vector<int> kept;
-  for (int own = 0; own < static_cast<int>(rows.size()); ++own) {
+  for (int row = 0; row < static_cast<int>(rows.size()); ++row) {
     auto beats = [&](int other) {
-      const bool as_good = std::equal(rows[other].begin(), rows[other].end(), rows[own].begin(), std::less_equal<>());
-      return as_good && (other < own || rows[other] != rows[own]);
+      const bool as_good = std::equal(rows[other].begin(), rows[other].end(), rows[row].begin(), std::less_equal<>());
+      return as_good && (other < row || rows[other] != rows[row]);
     };
     bool beaten = std::any_of(kept.begin(), kept.end(), beats);
-    for (int other = own + 1; !beaten && other < static_cast<int>(rows.size()); ++other) beaten = beats(other);
-    if (!beaten) kept.push_back(own);
+    for (int other = row + 1; !beaten && other < static_cast<int>(rows.size()); ++other) beaten = beats(other);
+    if (!beaten) kept.push_back(row);
   }
   return kept;
 }

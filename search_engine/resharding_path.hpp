@@ -124,11 +124,12 @@ class ReshardingPath {
   double to(LayoutSet set, int last, WorkBudget& budget) {
     const LayoutSet rest = set & ~bit(last);
     if (!rest) return enter(last);
-    const auto found = known_.find({set, last});
-    if (found != known_.end()) return found->second;
+    const auto entry = known_.find({set, last});
+    if (entry != known_.end()) return entry->second;
     budget.tick(kStepsOfSet);
     double best = kInfinity;
-    for (int before : latest(rest)) best = std::min(best, to(rest, before, budget) + prices_.change[before][last]);
+    for (int previous : latest(rest))
+      best = std::min(best, to(rest, previous, budget) + prices_.change[previous][last]);
     known_.emplace(std::make_pair(set, last), best);
     return best;
   }

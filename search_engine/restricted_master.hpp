@@ -56,17 +56,17 @@ inline MatrixGame balance(std::vector<std::vector<double>> table, WorkBudget& bu
     turned[enters] = 1 / pivot;
     std::swap(basic[leaves], free[enters]);
   }
-  MatrixGame found{std::vector<double>(rows, 0), std::vector<double>(columns, 0)};
+  MatrixGame game{std::vector<double>(rows, 0), std::vector<double>(columns, 0)};
   for (std::size_t row = 0; row < rows; ++row)
-    if (basic[row] < columns) found.columns[basic[row]] = std::max(0.0, table[row][columns]);
+    if (basic[row] < columns) game.columns[basic[row]] = std::max(0.0, table[row][columns]);
   for (std::size_t column = 0; column < columns; ++column)
-    if (free[column] >= columns) found.rows[free[column] - columns] = std::max(0.0, table[rows][column]);
-  for (std::vector<double>* side : {&found.rows, &found.columns}) {
+    if (free[column] >= columns) game.rows[free[column] - columns] = std::max(0.0, table[rows][column]);
+  for (std::vector<double>* side : {&game.rows, &game.columns}) {
     double sum = 0;
     for (const double share : *side) sum += share;
     for (double& share : *side) share = sum > 0 ? share / sum : 1.0 / static_cast<double>(side->size());
   }
-  return found;
+  return game;
 }
 
 // A plan (column), by its numbers.
@@ -112,24 +112,24 @@ class RestrictedMaster {
   // The saddle point of the known paths and those of the latest plans that `has(plan)` admits.
   template <class Has>
   MasterSolution solve(Has has, WorkBudget& budget) {
-    std::vector<const KnownPlan*> known;
-    for (auto answer = answers_.rbegin(); answer != answers_.rend() && known.size() < kMostAnswers; ++answer)
-      if (has(answer->plan)) known.push_back(&*answer);
-    if (known.empty()) return {PathWeights(0, 0), ChunkTimes(0, 0), {}};
+    std::vector<const KnownPlan*> answers;
+    for (auto answer = answers_.rbegin(); answer != answers_.rend() && answers.size() < kMostAnswers; ++answer)
+      if (has(answer->plan)) answers.push_back(&*answer);
+    if (answers.empty()) return {PathWeights(0, 0), ChunkTimes(0, 0), {}};
     const std::size_t chunks = paths_[0].forward.size(), stages = paths_[0].sync.size();
     std::vector<std::vector<double>> table(paths_.size());
     for (std::size_t path = 0; path < paths_.size(); ++path)
-      for (const KnownPlan* answer : known) table[path].push_back(answer->lengths[path]);
-    budget.tick(known.size() * paths_.size());
+      for (const KnownPlan* answer : answers) table[path].push_back(answer->lengths[path]);
+    budget.tick(answers.size() * paths_.size());
     const MatrixGame allocation = balance(std::move(table), budget);
     MasterSolution solution{PathWeights(chunks, stages), ChunkTimes(chunks, stages), {}};
     ++now_;
     for (std::size_t path = 0; path < paths_.size(); ++path)
       if (allocation.rows[path] > 0) solution.weights.add(paths_[path], allocation.rows[path]), used_[path] = now_;
-    for (std::size_t plan = 0; plan < known.size(); ++plan) {
+    for (std::size_t plan = 0; plan < answers.size(); ++plan) {
       if (!(allocation.columns[plan] > 0)) continue;
-      solution.times.add(known[plan]->times, allocation.columns[plan]);
-      solution.plans.push_back({allocation.columns[plan], known[plan]});
+      solution.times.add(answers[plan]->times, allocation.columns[plan]);
+      solution.plans.push_back({allocation.columns[plan], answers[plan]});
     }
     return solution;
   }

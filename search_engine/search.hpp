@@ -54,7 +54,7 @@ class PipelineSearch : public Search {
     const std::lock_guard<std::mutex> lock(mutex_);
     VocabSearches searches = searches_below(limit, budget);
     effort = std::min(std::max(effort, 0L), kMostEffort);
-    PlanFound found;
+    PlanFound plan;
     std::unique_ptr<ColumnGeneration> column_generation;
     double tightened = kInfinity;  // the limit of the last exact column generation
     proven = 0;
@@ -62,20 +62,20 @@ class PipelineSearch : public Search {
       PipelineSolution best;
       best.cost = best.limit = limit;
       const double unproven = divided(searches, best, gap, share, budget);
-      if (share == effort && found.vocab < 0 && best.vocab < 0 && unproven < limit) take_least_memory(best, budget);
-      if (best.vocab >= 0) found = found_of(best), limit = std::min(best.limit, best.cost * (1 - gap));
+      if (share == effort && plan.vocab < 0 && best.vocab < 0 && unproven < limit) take_least_memory(best, budget);
+      if (best.vocab >= 0) plan = found_of(best), limit = std::min(best.limit, best.cost * (1 - gap));
       proven = std::max(proven, std::min(unproven, limit));
       if (!(proven < limit)) break;
       if (problem_.type_count() > 1) continue;
-      if (share < effort) limit = tighten(column_generation, false, found, limit, gap, effort, proven, budget);
+      if (share < effort) limit = tighten(column_generation, false, plan, limit, gap, effort, proven, budget);
       if (effort < ColumnGeneration::kMostEffort) continue;
       while (proven < limit && limit < tightened) {  // a better plan prunes more
         tightened = limit;
-        limit = tighten(column_generation, true, found, limit, gap, effort, proven, budget);
+        limit = tighten(column_generation, true, plan, limit, gap, effort, proven, budget);
       }
       if (!(proven < limit)) break;
     }
-    return found;
+    return plan;
   }
 
   PlanFound least_memory(WorkBudget& budget) const override {
@@ -119,12 +119,12 @@ class PipelineSearch : public Search {
     budget.allow(kStepsOfPass * static_cast<std::size_t>(effort));
     for (VocabSearch& vocab_search : searches) {
       if (!is_less(vocab_search.bound, best.limit)) break;
-      PipelineSolution found;
-      found.cost = best.cost, found.limit = best.limit;
-      if (!solved(vocab_search, found, gap, effort, budget)) unproven = std::min(unproven, vocab_search.bound);
+      PipelineSolution solution;
+      solution.cost = best.cost, solution.limit = best.limit;
+      if (!solved(vocab_search, solution, gap, effort, budget)) unproven = std::min(unproven, vocab_search.bound);
       vocab_search.close();
-      if (!is_less(found.cost, best.cost)) continue;
-      best = std::move(found);
+      if (!is_less(solution.cost, best.cost)) continue;
+      best = std::move(solution);
       best.vocab = vocab_search.vocab;
     }
     budget.allow(4 * kMostSteps);
@@ -137,8 +137,8 @@ class PipelineSearch : public Search {
     double bound = 0;
     try {
       if (!column_generation) column_generation = std::make_unique<ColumnGeneration>(problem_);
-      PlanFound found = column_generation->solve(limit, gap, effort, bound, budget, exactly);
-      if (found.vocab >= 0) best = std::move(found), limit = best.cost * (1 - gap);
+      PlanFound plan = column_generation->solve(limit, gap, effort, bound, budget, exactly);
+      if (plan.vocab >= 0) best = std::move(plan), limit = best.cost * (1 - gap);
       proven = std::max(proven, bound);
     } catch (const TooHard&) {
     }
@@ -147,12 +147,12 @@ class PipelineSearch : public Search {
 
   PlanFound found_of(const PipelineSolution& solution) const {
     if (solution.vocab < 0) return {};
-    PlanFound found{solution.cost, solution.vocab, solution.division, {}};
+    PlanFound plan{solution.cost, solution.vocab, solution.division, {}};
     for (const StagePoint& point : solution.points)  // layout by layout, in their order
       for (const int layout : point.order)
         for (const auto& [id, layers] : point.counts)
-          if (problem_.strategies[id].layout == layout) found.strategies.insert(found.strategies.end(), layers, id);
-    return found;
+          if (problem_.strategies[id].layout == layout) plan.strategies.insert(plan.strategies.end(), layers, id);
+    return plan;
   }
 
   // Vocabulary strategies under which a pipeline may cost less than the limit, the best bound first.
@@ -202,7 +202,7 @@ class PipelineSearch : public Search {
     const PlanFound least = least_memory(budget);
     if (!(least.cost <= within(problem_.budget))) return;
     const StageSolver solver(problem_, bounds_, problem_.vocabs[least.vocab], cache_);
-    PipelineSolution found{0, best.limit, least.vocab, least.division, {}};
+    PipelineSolution uniform{0, best.limit, least.vocab, least.division, {}};
     std::vector<StageTime> times;
     std::vector<double> links;
     int first = 0;
@@ -210,12 +210,12 @@ class PipelineSearch : public Search {
       const Span span{first, least.division[s]};
       std::array<int, kMostTypes> strategy{};
       for (first = span.first; first < span.end(); ++first) strategy[problem_.type_of(first)] = least.strategies[first];
-      found.points.push_back(solver.uniform(s, span, strategy));
-      times.push_back(found.points.back().time);
+      uniform.points.push_back(solver.uniform(s, span, strategy));
+      times.push_back(uniform.points.back().time);
       links.push_back(first < problem_.layers ? problem_.send_to(first) : 0);
     }
-    found.cost = graph_.time(times, links, budget);
-    if (is_less(found.cost, best.cost)) best = std::move(found);
+    uniform.cost = graph_.time(times, links, budget);
+    if (is_less(uniform.cost, best.cost)) best = std::move(uniform);
   }
 
   // The partition that minimises the largest memory of a stage, MiB.

@@ -130,22 +130,22 @@ class StageSolver {
 
   // All points whose weighted time is below the limit; false when there are more than `most`, or when listing them
   // takes more than the effort.
-  bool points(int stage, Span span, Weighting weighting, double limit, std::size_t most, Vector<StagePoint>& found,
+  bool points(int stage, Span span, Weighting weighting, double limit, std::size_t most, Vector<StagePoint>& points,
               long& effort, WorkBudget& budget) {
     CountKnapsack all = cache_.complete(problem_.in_flight[stage], bounds_.weights(stage, weighting));
     auto emit = [&](const std::vector<Count>& counts, LayoutSet layouts) {
       std::vector<int> order;
       for (int layout = 0; layout < problem_.layouts(); ++layout)
         if (layouts & bit(layout)) order.push_back(layout);
-      do found.push_back(point(stage, span, counts, order));
-      while (found.size() <= most && next_order(order));
-      return found.size() <= most;
+      do points.push_back(point(stage, span, counts, order));
+      while (points.size() <= most && next_order(order));
+      return points.size() <= most;
     };
-    const double own = limit - fixed(stage, weighting);
+    const double stage_limit = limit - fixed(stage, weighting);
     ReshardingPath& walk = walks(stage, span, weighting);
-    all.enumerate(problem_.layers_of(span), views_[stage].room, walk, own, emit, effort, budget);
+    all.enumerate(problem_.layers_of(span), views_[stage].room, walk, stage_limit, emit, effort, budget);
     walk.forget();
-    return found.size() <= most && effort > 0;
+    return points.size() <= most && effort > 0;
   }
 
   // All layers of a type take the strategy given for it.
@@ -199,9 +199,9 @@ class StageSolver {
   }
 
   CountKnapsack& choices(int stage, Weighting weighting) {
-    CountKnapsack*& known = views_[stage].choices[weighting];
-    if (!known) known = &cache_.weighted(problem_.in_flight[stage], bounds_.weights(stage, weighting));
-    return *known;
+    CountKnapsack*& knapsack = views_[stage].choices[weighting];
+    if (!knapsack) knapsack = &cache_.weighted(problem_.in_flight[stage], bounds_.weights(stage, weighting));
+    return *knapsack;
   }
 
   ReshardingPath& walks(int stage, Span span, Weighting weighting) {
@@ -252,11 +252,11 @@ class StageSolver {
   // Middle stages don't depend on the vocabulary, so their solutions are cached across vocabulary strategies.
   const Solved& solved(int stage, Span span, Weighting weighting, WorkBudget& budget) {
     const bool inner = stage > 0 && stage < problem_.stages - 1;
-    SolvedSpans& known = inner ? cache_.inner(problem_.in_flight[stage], bounds_.weights(stage, weighting))
+    SolvedSpans& works = inner ? cache_.inner(problem_.in_flight[stage], bounds_.weights(stage, weighting))
                                : views_[stage].solved[weighting];
-    const long place = key(span);
-    const auto found = known.find(place);
-    if (found != known.end()) return found->second;
+    const long number = key(span);
+    const auto entry = works.find(number);
+    if (entry != works.end()) return entry->second;
     ReshardingPath& walk = walks(stage, span, weighting);
     const Assignment mix = choices(stage, weighting).solve(problem_.layers_of(span), views_[stage].room, walk, budget);
     Solved solved;
@@ -268,7 +268,7 @@ class StageSolver {
     }
     walk.forget();
     if (mix.bound < mix.cost) solved.cost = std::min(solved.cost, fixed(stage, weighting) + mix.bound);
-    return known.emplace(place, std::move(solved)).first->second;
+    return works.emplace(number, std::move(solved)).first->second;
   }
 
   const Problem& problem_;

@@ -123,6 +123,10 @@ def faults(path: Path) -> Iterator[str]:
     for line, name in names(source) if path.suffix == ".py" else ():
         if found := PRIVATE_NAMES.search(name):
             yield f"{path}:{line}: {name}: name it without {found[1]}"
+    if path.suffix in (".hpp", ".cpp"):
+        for line, text in enumerate(source.splitlines(), 1):
+            for found in re.finditer(rf"\b(?:{PRONOUNS.pattern})\b", re.sub(r'"[^"]*"|//.*', "", text)):
+                yield f"{path}:{line}: {found[0]}: name what it holds"
     if path.suffix == ".py" and "paddlenlp_galvatron" in path.parts:
         for line, name in names(source, variables=True):
             if PRONOUNS.fullmatch(name):
