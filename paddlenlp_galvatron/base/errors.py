@@ -58,7 +58,7 @@ def member(kind: type[E], value: str, name: str) -> E:
 
 @contextmanager
 def within(where: str) -> Iterator[None]:
-    """Faults of a UserError raised inside get the place in front."""
+    """Prefix the faults of a UserError raised inside with `where`."""
     try:
         yield
     except UserError as error:

@@ -87,7 +87,7 @@ def heeded(*numbers: signal.Signals) -> list[signal.Signals]:
 def stop_signals(
     then: Callable[[], object] = lambda: None, numbers: Sequence[signal.Signals] = STOP_SIGNALS
 ) -> Iterator[list[int]]:
-    """The signals that came meanwhile, however often, instead of ending the process; each calls `then`, too.
+    """Collect signals in a list instead of ending the process; each also calls `then`.
 
     Schedulers repeat SIGTERM: once signalled, the process ends by itself, and neither SIGTERM nor SIGHUP does anything.
     Outside of the main thread, which alone may take signals, they act as before.
@@ -109,7 +109,7 @@ def stop_signals(
 
 DONE, REFUSED = b"+", b"-"
 TIMERS = (signal.SIGPROF, signal.SIGALRM)
-# Handlers of Python, Paddle and pytest are the parent's affair.
+# Signals that get their default handler in the child: those of Python, Paddle and pytest serve the parent.
 ENDED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, *TIMERS)
 # A token takes 100 to 200 bytes while it is made, and half a byte to 4 bytes of text; a thread takes 2 MiB and more.
 LEAST_MIB, MEMORY_PER_BYTE = 1024, 500

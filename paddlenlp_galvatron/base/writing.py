@@ -62,8 +62,8 @@ def locked(target: Path, *, file: Path | None = None, wait_s: float = 0.0) -> It
     finally:
         _TAKEN.discard(mark)
         os.environ[MARKS] = os.environ.get(MARKS, "").replace(f" {mark}", "")
-        with suppress(OSError):  # the lock ends all the same
-            if is_named(handle, file):  # else the folder was removed, and it may be another's
+        with suppress(OSError):  # closing releases the lock
+            if is_named(handle, file):  # else the file may belong to another process
                 file.unlink()
         os.close(handle)
 

@@ -58,8 +58,8 @@ class Partly(NamedTuple):
 
 
 def made_numbers(model: ModelShape, tp: int) -> tuple[int, int]:
-    """Numbers of the gradients that a layer's backward has made when it takes most memory, where a step has made none
-    before: those of the MLP's last matrix; those of all of the MLP, where attention is computed again."""
+    """Gradient elements that exist at the memory peak of a step's first backward: of the MLP's last matrix; with
+    recomputed attention, of the whole MLP."""
     mlp = [weight for sublayer in model.block.sublayers if not sublayer.attends for weight in sublayer.weights]
     sizes = [weight.numbers_on(tp) for weight in mlp if weight.sharded]
     return sum(sizes[-1:]), sum(sizes)

@@ -164,8 +164,8 @@ def _with_attention_of(memory: MemoryProfile, path: Path, assumed: Assumptions) 
 def _place(
     option: Literal["time_profiling_path", "memory_profiling_path"], source: ProfileSource, name: str, model: ModelShape
 ) -> Path:
-    """The file named, or the documented one in the folder, or the folder's only one of its kind and dtype whose name
-    does not say that it is another model's."""
+    """The file at the option's path; else at its documented name in the folder; else the folder's only file of this
+    kind and dtype that is not named after another model."""
     path = source.get(option)
     documented = place(path, source.get("folder"), name)
     if documented is None:

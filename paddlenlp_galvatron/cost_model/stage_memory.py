@@ -159,7 +159,7 @@ def _between(parts: Sequence[PartMemory], reduced_each: bool) -> float:
 
 
 def _last_sent(parts: Sequence[PartMemory]) -> PartMemory:
-    """Whose gradients a backward reduces last, but for late ones."""
+    """The module whose gradients backward reduces last, without those reduced at the step's end."""
     return next((part for part in parts if part.gradient_mib > part.late_mib), PartMemory())
 
 

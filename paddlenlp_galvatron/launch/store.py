@@ -221,7 +221,7 @@ def _start_server(endpoint: str, token: str) -> None:
     _kept.append(child)
 
 
-_kept: list[Any] = []  # the server's process: collected, its pipes would close
+_kept: list[Any] = []  # the server's process: its pipes must not be garbage-collected
 
 
 def main() -> None:

@@ -185,7 +185,7 @@ class MemoryProfiler:
 def _measure(part: MeasuredPart) -> Use:
     part.forward()  # makes gradients and masks, which stay
     part.backward()
-    gc.collect()  # of the part before, too: nothing may be freed while this one is measured
+    gc.collect()  # frees the previous module: nothing may be freed during the measurement
     device.release()
     start = device.allocated_mib()
     device.reset_peak()

@@ -336,7 +336,7 @@ def _layer(shape: ModelShape) -> LayerKind:
 
 @lru_cache(maxsize=256)
 def _routed(shape: ModelShape) -> LayerKind:
-    """A row is an expert's token: its input is whole on every rank that has a part of the expert."""
+    """The routed experts. A row is a token of one expert; ranks that split the expert have the whole row."""
     mixture, hidden, inner = shape.traits.mixture, shape.hidden_size, shape.expert_size
     if mixture is None or not inner:
         return LayerKind(())

@@ -69,7 +69,7 @@ def faults_of(config: dict[str, Any], family: Family, layers: int) -> dict[str, 
 def _fault(
     field: str, value: Any, family: Family, plain: Sequence[tuple[re.Pattern[str], tuple[object, ...]]]
 ) -> str | None:
-    """The fault of a field, if it has one. `plain`: names, and the values that ask for nothing."""
+    """The fault of a field, if any. `plain`: patterns of names, and their values that change nothing."""
     free = field in (*family.switches.values(), *family.unplanned) or (field == "attention_dropout" and family.dropout)
     if value is None or free or _any_of(FREE).match(field):
         return None

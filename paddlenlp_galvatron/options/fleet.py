@@ -244,7 +244,7 @@ class _Reading:
         return away
 
     def _surprises(self) -> Iterator[str]:
-        """Settings that do something else than they seem to."""
+        """Notes on settings whose effect differs from their name."""
         read, modules = self.read, self.read.recompute_modules or {}
         values = [*modules.values()] if isinstance(modules, dict) else [read.recompute_num_layers] * bool(modules)
         lists = [name for name in modules if name not in (*OF_THE_MODEL, *REFINED)]

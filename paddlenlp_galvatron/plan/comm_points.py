@@ -136,7 +136,7 @@ class Op(Enum):
 
 _INTO = (CommPoint.INTO_ATTENTION, CommPoint.LATENT_QUERY, CommPoint.LATENT, CommPoint.INTO_MLP, CommPoint.INTO_HEAD)
 GATHERS = frozenset(_INTO)  # Megatron-SP gathers tokens for products here
-_KEY = CommPoint.LATENT_KEY  # read by no product
+_KEY = CommPoint.LATENT_KEY  # no matrix product reads these tokens
 _OUT_OF = (CommPoint.OUT_OF_ATTENTION, CommPoint.OUT_OF_MLP, CommPoint.OUT_OF_EMBEDDING)
 _LOSS = {CommPoint.LOSS: Op.LOSS}
 _EXPERTS = {CommPoint.INTO_EXPERTS: Op.TAKE, CommPoint.OUT_OF_EXPERTS: Op.GIVE}

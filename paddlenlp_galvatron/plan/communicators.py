@@ -82,8 +82,7 @@ def _with_experts(plan: Plan, shape: ModelShape) -> set[LayerStrategy]:
 
 
 def exchanging(plan: Plan, shape: ModelShape) -> set[Ranks]:
-    """Groups of the plan, besides those that redistribute, whose ranks exchange tokens: for heads (Ulysses), or as
-    experts have them."""
+    """Groups whose ranks run an all-to-all of Ulysses or of experts. Resharding groups are not among them."""
     exchanges: set[tuple[Mesh, tuple[Axis, ...]]] = {
         (strategy.mesh(plan.stage_size), (at.axis,))
         for strategy in set(plan.layers)

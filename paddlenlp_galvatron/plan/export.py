@@ -198,7 +198,7 @@ def _only_in_fleet(plan: Plan, model: ModelShape | None) -> dict[str, Argument]:
         arguments["_attn_implementation"] = "flashmask" if plan.assumed.flash_attention else "eager"
     if plan.assumed.offload_optimizer:
         arguments["tensorwise_offload_optimizer"] = True
-    if sharding_stage(plan) == 1:  # its tensors are cut evenly, as the plan's
+    if sharding_stage(plan) == 1:  # PaddleFleet's stage 1 shards evenly, as the plan's ZeRO
         master = plan.assumed.fp32_gradients is not False
         arguments |= {"amp_master_grad": master, "split_param": master}
     return arguments

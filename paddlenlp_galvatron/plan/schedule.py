@@ -275,7 +275,7 @@ def held_at_peaks(passes: Integers, runs: Integers, chunks: int) -> list[tuple[t
     walk = []
     for run, (start, stop) in enumerate(pairwise([0, *stops.tolist()])):
         walk.append(steps[start:stop])
-        if times[run] > 1:  # the first and the last: in between, their number lies between
+        if times[run] > 1:  # the first and the last repetition bound the number between them
             walk += [between[run : run + 1], steps[start:stop]]
     walked = np.concatenate(walk)
     moments = walked[:, 1] == 1  # moments after a forward

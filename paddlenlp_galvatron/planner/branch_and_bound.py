@@ -150,7 +150,7 @@ class BranchAndBound:
             self.best.give_up(entry.family, entry.bound)
 
     def _interleave(self) -> None:
-        """Offer the plans of one chunk a stage that are known with as many chunks as open families have."""
+        """Give open families of several chunks a first plan: the known plan of one chunk, divided into more."""
         for entry in chain(*self._open.values()):
             family, plain = entry.family, self.best.found.get(replace(entry.family, chunks=1))
             if plain and family.chunks > 1 and family not in self.best.found and not self.cores.even:

@@ -271,14 +271,14 @@ def compute_bound_ms(family: PlanFamily, strategies: Strategies, cost: CostModel
 
 
 def _parts(layer: LayerStrategy, default: DataParallel) -> tuple[int | None, ...]:
-    """Parts in which it gathers weights, where ZeRO-3 is the default."""
+    """ZeRO-3 sharding sizes of a layer and its experts; empty if ZeRO-3 is not the default."""
     return (layer.sharding, layer.experts_sharding) if default is DataParallel.ZERO3 else ()
 
 
 def _layers_alone(
     rows: Sequence[Sequence[tuple[float, ...]]], runs: Sequence[LayerRun], prefix: NDArray[np.float64]
 ) -> CostArrays:
-    """Costs of the strategies of each run of layers and of the layers in front, and nothing for all else."""
+    """Arrays with the costs of each run's strategies and of the dense prefix; vocabulary and switches cost nothing."""
     count = len(rows)
     free = np.zeros((2, count, 2))
     return {

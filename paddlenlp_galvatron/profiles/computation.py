@@ -56,7 +56,7 @@ class CommPointKey(NamedTuple):
 
 
 class CommPointTimes(NamedTuple):
-    """Computation of a rank at a shared layer's communication points, on top of an unshared layer of as many tokens."""
+    """Extra compute time of a rank at the communication points of a split layer."""
 
     forward_ms: float = 0.0
     backward_ms: float = 0.0

@@ -172,7 +172,7 @@ class DataSheet(BaseModel):
 
 
 def _in_unit(figure: Figure, name: str) -> Figure:
-    """A figure of this name in the unit that is reckoned with. Raises ValueError."""
+    """A figure converted to the unit of its name. Raises ValueError."""
     units = UNITS.get(name, RATIO)
     unit, _, rest = figure.unit.replace(",", " ").strip().partition(" ")
     if unit not in units or " ".join(rest.split()) not in OF_UNITS:

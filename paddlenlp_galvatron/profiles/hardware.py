@@ -249,7 +249,7 @@ class HardwareProfile:
 
 
 def _there(path: str | Path | None, folder: str | Path | None, name: str) -> Path | None:
-    """The file at its path, or else the documented one, where it is there."""
+    """The existing file at `path`, else at its documented name in `folder`; None: there is none."""
     file = place(path, folder, name)
     return file if file and (file.exists() or (path is not None and file == Path(path))) else None
 

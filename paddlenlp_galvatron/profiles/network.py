@@ -193,11 +193,11 @@ TREE_STEP_US = {
     "nvlink": {Protocol.LL: 0.6, Protocol.LL128: 1.25, Protocol.SIMPLE: 4.0},
     "network": {Protocol.LL: 5.0, Protocol.LL128: 8.5, Protocol.SIMPLE: 14.0},
 }
-SWITCH_US = 25.0  # of an all-reduce by the switches of a node
-LL_ACROSS_NODES = 1.8  # a step of LL inside a node takes longer where the group spans several
-PLATEAU = 1.9  # of a long ring across nodes: latency of Simple
+SWITCH_US = 25.0  # latency of an all-reduce by a node's switches
+LL_ACROSS_NODES = 1.8  # factor on an LL step inside a node, if the group spans several
+PLATEAU = 1.9  # factor on the latency of Simple in a long ring across nodes
 TREE_SHARE = 0.92  # share of ring bandwidth
-LL128_SHARE = 0.92  # 120 / 128, and a little
+LL128_SHARE = 0.92  # 120 / 128, less a little
 LL_SHARE_RING, LL_SHARE_TREE = 1 / 2, 1 / 3.8
 
 

@@ -204,7 +204,7 @@ class Window:
                 record.event = device.event_here()
 
     def _end_leaving(self) -> None:
-        """Give up the device's memory of a layer that has left: calls from here on run behind its copies."""
+        """Release the device memory of an offloaded layer: later kernels wait for its copies to the host."""
         if record := self._leaving:
             device.compute_after(record.event)
             record.event, self._leaving = None, None

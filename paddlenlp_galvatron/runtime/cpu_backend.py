@@ -46,7 +46,7 @@ BLOCKING = ("all_reduce", "all_gather", "broadcast", "reduce", "gather", "scatte
 
 REACHED_AT = "galvatron/reached"  # keys of the store, by node
 REACH_S = 10.0
-LATER_S = 60.0  # than others notice it, gloo ends a wait: its end says least
+LATER_S = 60.0  # gloo's timeout exceeds all others, as its error says least
 
 _new_process_group = collective._new_process_group_impl
 _kept: list[Any] = []  # groups live as long as the process: gloo's threads use them

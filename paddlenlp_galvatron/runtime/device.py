@@ -203,9 +203,8 @@ def to_host(tensor: Any) -> Any:
 
 
 def reserve(mib: float, spare_mib: float) -> None:
-    """Let the allocator take this much more from the GPU, in one piece, for tensors to come, with the spare if there is
-    as much; unused blocks are given back before. Both wait for all queued work of the device.
-    Raises where there is not as much without the spare."""
+    """Return unused blocks to the GPU, and allocate `mib` in one piece for later tensors; `spare_mib` more if that is
+    free. Synchronises the device. Raises an error if `mib` are not free."""
     if on_gpu():
         paddle.device.cuda.empty_cache()
         try:

@@ -139,8 +139,8 @@ class Engine:
         Returns the loss averaged over all tokens with a label; it is the same on every rank. fp16's gradients are
         times `scaler.scale`.
         """
-        # Dropout falls on attention weights only, which no two ranks share: each rank draws masks of its own, and a
-        # step's depend on nothing before it.
+        # Dropout applies to attention probabilities only, which no two ranks share. Each rank draws its masks from a
+        # seed of the step, so that a resumed run draws the same.
         status.enter(self.steps_done)
         mixed = np.random.SeedSequence((self._seed, self.steps_done, self.rank))  # the same under any version
         paddle.seed(int(mixed.generate_state(1)[0]))

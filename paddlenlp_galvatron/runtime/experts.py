@@ -304,7 +304,7 @@ class Products(PyLayer):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        kept, ctx.kept = ctx.kept(), None  # or it were there until the whole backward pass is done
+        kept, ctx.kept = ctx.kept(), None  # frees it now; a reference would keep it until backward ends
         of_x = grouped(grad, ctx.weights, ctx.counts, transpose_right=True)
         if not kept:  # weights are frozen
             return of_x, None
@@ -367,7 +367,7 @@ class OwnExperts:
             probabilities = self._load.balanced(probabilities, memo["shares"])
         scores = shares(probabilities, memo["chosen"], shape)
         if not shape.expert_size:
-            return x + cast(scores.sum(-1, keepdim=True), x.dtype)  # no time to speak of, but a gradient for the router
+            return x + cast(scores.sum(-1, keepdim=True), x.dtype)  # negligible time; gives the router a gradient
         return self.weighted(x, scores, memo)
 
     def route(self, x: Any, memo: Memo) -> None:

@@ -60,7 +60,7 @@ def _reduce_bucket(bucket: list[ShardedParameter], group: Any) -> None:
 @paddle.no_grad()  # type: ignore[untyped-decorator]
 def global_norm(trainables: Sequence[Trainable], world_group: Any) -> float:
     """Euclidean norm of the whole model's gradient, each value counted once however many ranks hold it."""
-    squares: dict[float, list[Any]] = {}  # by the share of them that is this rank's
+    squares: dict[float, list[Any]] = {}  # gradients, keyed by this rank's share of each value
     for trainable in trainables:
         gradient = cast(trainable.gradient, "float32")
         alike = [[*pieces] for _, pieces in groupby(trainable.pieces, key=lambda piece: piece.weight.replicas)]

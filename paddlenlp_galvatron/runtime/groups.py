@@ -1,4 +1,4 @@
-"""Communicators: one per distinct rank tuple, made once, in one order on every rank. Owns the start of the world."""
+"""Communicators: one per distinct rank tuple, made once, in one order on every rank. Starts the default group."""
 
 from __future__ import annotations
 

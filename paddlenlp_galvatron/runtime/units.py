@@ -93,7 +93,7 @@ class Trainable:
 
 
 def in_fp32(gradient: Any) -> Any:
-    """A gradient as the optimizer's kernels read it; itself where it is so."""
+    """The gradient in fp32 with the alignment of the optimizer's kernels; copied only if needed."""
     fp32 = cast(gradient, "float32")
     return fp32.clone() if fp32.data_ptr() % ALIGNED_BYTES else fp32  # a window behind a weight of an odd size
 

@@ -74,8 +74,8 @@ class Rows(Slice):
 
 
 class WeightSource(Protocol):
-    """Gives a part of a weight by PaddleNLP's name and shape of the whole. Ranks that hold the same part ask for a
-    share of it each."""
+    """Returns a rank's slice of a weight, by PaddleNLP's name and whole shape. Replicas each read a share and exchange
+    them."""
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array: ...
 

@@ -23,8 +23,8 @@ from ..plan.check import require_fits, require_trainable
 from .checkpoint.stored import whole_checkpoints
 from .recipe import NonFiniteGuard, Recipe
 
-REPORTERS = {"tensorboard": "tensorboardX", "visualdl": "visualdl", "wandb": "wandb"}  # -> a package
-RANDOM = "random"  # an input_dir: no data, but random tokens
+REPORTERS = {"tensorboard": "tensorboardX", "visualdl": "visualdl", "wandb": "wandb"}  # name -> its package
+RANDOM = "random"  # value of input_dir: train on random tokens
 Interval = Literal["no", "steps", "epoch"]
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: _words(value))]
 
@@ -217,7 +217,7 @@ class TrainSettings(TrainOptions):
 
     @property
     def continue_from(self) -> str:
-        """auto, none, or the checkpoint to resume from: `load` is one, too, until the run has its own."""
+        """auto, none, or the checkpoint to resume from; `load` until the run has saved a checkpoint."""
         if self.resume_from_checkpoint != "auto":
             return self.resume_from_checkpoint
         if self.load_distributed and (self.overwrite_output_dir or not whole_checkpoints(self.checkpoints)):

@@ -242,7 +242,7 @@ def _shared_memory(facts: Facts) -> Results:
 
 
 def _limits(facts: Facts) -> Results:
-    files = facts.machine.limit("RLIMIT_NOFILE", hard=True)  # a launch raises its own as far
+    files = facts.machine.limit("RLIMIT_NOFILE", hard=True)  # a launch raises its soft limit to it
     remedy = f"many ranks and groups need more: ulimit -Hn {ENOUGH_FILES}, or nofile in limits.conf"
     text = "unlimited" if files < 0 else str(files)
     yield _unless(0 <= files < ENOUGH_FILES, text, remedy, subject="open files")

@@ -68,8 +68,8 @@ class Line(NamedTuple):
 class Losses(NamedTuple):
     """Numbers of parts of a line that its sample lacks."""
 
-    unlearnt: int = 0  # answers that stand in a prompt, as the template changes them when more follows
-    uncalled: int = 0  # the same, of answers that call tools
+    unlearnt: int = 0  # answers excluded from the loss: the template changes them when messages follow
+    uncalled: int = 0  # answers with tool calls, excluded for the same reason
     unopened: int = 0  # answers that begin before the generation prompt ends, as they lack thoughts that it opens
     shortened: int = 0  # tokens of the texts before its last answer
     unended: int = 0  # tokens of its last answer

@@ -139,8 +139,8 @@ def _stops(path: Path) -> tuple[Path | None, list[int]]:
 
 
 def _later(config: Mapping[str, Any], defined: dict[str, Any]) -> dict[str, Any]:
-    """The part of a special_tokens_map.json that counts: for names beyond NAMES a text in tokenizer_config.json wins,
-    and so does its list of tokens without names."""
+    """Entries of a special_tokens_map.json that apply. tokenizer_config.json overrides strings of names beyond NAMES,
+    and the list of unnamed tokens."""
     extra_names = {name for name, value in config.items() if name not in NAMES and isinstance(value, str)}
     if isinstance(config.get(EXTRA, config.get(ADDITIONAL)), list):
         extra_names.add(ADDITIONAL)
