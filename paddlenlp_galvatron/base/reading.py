@@ -202,7 +202,7 @@ def _require_plain(value: Any) -> None:
                 _finite(item)
             elif not isinstance(item, str | int | list | None):
                 raise ValueError(f"{shortened(repr(item))} is neither text, number, list nor object; put it in quotes")
-        inner = [part for item in level for part in _parts(item)]
+        inner = [token for item in level for token in _parts(item)]
         if not inner:
             return
         level = inner
@@ -272,11 +272,11 @@ class LargeFile:
         parts: list[bytes] = []
         while count:
             with reported(f"{self.path}: cannot be read at byte {first:,}"):
-                part = os.pread(self._file.fileno(), count, first)
-            if not part:
+                chunk = os.pread(self._file.fileno(), count, first)
+            if not chunk:
                 raise UserError(f"{self.path}: ends before byte {first:,}: it was cut off after it had been opened")
-            parts.append(part)
-            first, count = first + len(part), count - len(part)
+            parts.append(chunk)
+            first, count = first + len(chunk), count - len(chunk)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def checksum(self, most: int | None = None) -> int:

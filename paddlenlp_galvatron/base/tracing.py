@@ -35,5 +35,5 @@ def write_events(path: Path, events: Sequence[Event]) -> None:
 
 def join_traces(path: Path, parts: Sequence[Path]) -> None:
     """One file of the ranks' traces. Raises UserError for a file that is none."""
-    events = [event for part in parts for event in read_json(part, LARGEST_BYTES)]
+    events = [event for rank_path in parts for event in read_json(rank_path, LARGEST_BYTES)]
     write_trace(path, events, {event["pid"]: f"rank {event['pid']}" for event in events})

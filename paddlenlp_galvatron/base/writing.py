@@ -130,16 +130,16 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
             raise UserError(f"{target}: cannot be written: it is not a regular file")
         make_folder(target.parent)
         _remove_left_files(target)
-        part, file = _new_file(target)
+        unfinished, file = _new_file(target)
         try:
             with file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-                move(part, target)
+                move(unfinished, target)
         except BaseException:
             with suppress(OSError):
-                part.unlink()
+                unfinished.unlink()
             raise
     except OSError as error:
         raise UserError(f"{target}: cannot be written: {reason_of(error)}") from None
@@ -157,14 +157,14 @@ def whole_folder(path: Path) -> Iterator[Path]:
             require_absent(target)
             for left in _unfinished_of(target):  # the lock's holder is the only living writer
                 shutil.rmtree(left, ignore_errors=True)
-            part = _unfinished(target)
+            unfinished = _unfinished(target)
             try:
-                part.mkdir()
-                yield part
-                tree_to_disk(part)
-                move(part, target)
+                unfinished.mkdir()
+                yield unfinished
+                tree_to_disk(unfinished)
+                move(unfinished, target)
             finally:
-                shutil.rmtree(part, ignore_errors=True)
+                shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
         raise GalvatronError(f"{target}: cannot be written: {reason_of(error)}") from None
 
@@ -229,24 +229,24 @@ def _unfinished_of(target: Path) -> list[Path]:
 def _new_file(target: Path) -> tuple[Path, BinaryIO]:
     """Open and locked, where its file system has locks: nobody takes it for one that was left. Raises OSError."""
     while True:
-        part = _unfinished(target)
-        file = part.open("xb")
+        unfinished = _unfinished(target)
+        file = unfinished.open("xb")
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         with suppress(FileNotFoundError):  # it was taken for one before it had the lock
-            part.stat()
-            return part, file
+            unfinished.stat()
+            return unfinished, file
         file.close()
 
 
 def _remove_left_files(target: Path) -> None:
     """Unlocked parts of this file, which killed writers left. Raises OSError."""
-    for part in _unfinished_of(target):
+    for unfinished in _unfinished_of(target):
         with suppress(OSError):  # locked, gone, no file, or on a file system without locks
-            handle = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            handle = os.open(unfinished, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                part.unlink()
+                unfinished.unlink()
             finally:
                 os.close(handle)
 

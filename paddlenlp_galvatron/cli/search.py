@@ -121,7 +121,7 @@ def _summary(question: Question, result: SearchResult, files: dict[str, Any]) ->
     return {
         **summary(result, options.budget_mib, cost.options.context_mib),
         "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,  # Linux counts in KiB
-        "reserve_parts": [part._asdict() for part in parts],
+        "reserve_parts": [amount._asdict() for amount in parts],
         "model": question.model.name,
         **files,
         **assumed_summary(question.assumptions),

@@ -74,13 +74,13 @@ def breakdown(plan: Plan, cost: CostModel, prediction: Prediction, stage: int, b
     """A stage of a plan. `budget_mib`: memory of a device, of which `free` is unused."""
     predicted = prediction.stages[stage]
     chunks = enumerate(cost.in_flight(plan, stage))
-    parts = tuple(part for chunk, held in chunks for part in _chunk_parts(plan, cost, stage, chunk, held))
-    time_ms = {key: sum(part.time_ms.get(key, 0.0) for part in parts) for key in TIME}
-    hidden_ms = {key: sum(part.hidden_ms.get(key, 0.0) for part in parts) for key in ("tensor", "gathers", "gradients")}
+    parts = tuple(module for chunk, held in chunks for module in _chunk_parts(plan, cost, stage, chunk, held))
+    time_ms = {key: sum(module.time_ms.get(key, 0.0) for module in parts) for key in TIME}
+    hidden_ms = {key: sum(each.hidden_ms.get(key, 0.0) for each in parts) for key in ("tensor", "gathers", "gradients")}
     time_ms["layouts"] = layouts_ms(plan, cost, stage)
     busy = plan.micro_batches * sum(predicted.passes_ms) + predicted.sync_ms
     time_ms["waiting"] = max(0.0, prediction.time_s * 1000 - busy)
-    memory = {key: sum(part.memory_mib.get(key, 0.0) for part in parts) for key in MEMORY if key != "free"}
+    memory = {key: sum(module.memory_mib.get(key, 0.0) for module in parts) for key in MEMORY if key != "free"}
     memory |= {"working": predicted.memory.working_mib, "reserve": predicted.memory.context_mib}
     memory["free"] = budget_mib - predicted.memory.total_mib
     hand_over = plan.micro_batches * 2 * predicted.send_ms

@@ -54,7 +54,7 @@ class Partly(NamedTuple):
         """Time of the recompute, from the times of the layer's passes and of recomputing all of it."""
         shares = {**self.shares, **(times.shares or {})}
         whole_ms = times.forward_ms if times.recompute_ms is None else times.recompute_ms
-        return whole_ms * sum([shares[part] for part in self.parts])
+        return whole_ms * sum([shares[member] for member in self.parts])
 
 
 def made_numbers(model: ModelShape, tp: int) -> tuple[int, int]:

@@ -185,7 +185,7 @@ class CostModel:
             chunks_ms.append((ByKind(*each_ms), send_ms))
         each = not self.assumed.async_grad_reduce
         memory = memory_of(plan, stage, chunks, self.options, each, self._shared_mib(plan, stage))
-        sync_ms = sum(part.sync_ms for parts in chunks for part in parts)
+        sync_ms = sum(module.sync_ms for parts in chunks for module in parts)
         passes, sends_ms = zip(*chunks_ms, strict=True)
         passes_ms: ByKind[float] = ByKind(*map(sum, zip(*passes, strict=True)))
         return StagePrediction(passes_ms, sync_ms, sum(sends_ms), memory, tuple(chunks_ms))
@@ -213,7 +213,7 @@ class CostModel:
 
     def stage_parts(self, plan: Plan, stage: int) -> list[LayerCost]:
         """Costs of a stage's parts, chunk by chunk."""
-        return [part for chunk in range(plan.chunks) for part in self.chunk_parts(plan, stage, chunk)]
+        return [module for chunk in range(plan.chunks) for module in self.chunk_parts(plan, stage, chunk)]
 
     def chunk_parts(self, plan: Plan, stage: int, chunk: int) -> list[LayerCost]:
         """Costs of the parts of a chunk of a stage: its layers in order, before them the embedding or the

@@ -222,7 +222,7 @@ def module_memory(
     made_mib = gradient_mib if sharding > 1 and ((sharded and not whole_gradients) or not async_reduce) else 0.0
     joins = sharded or not async_reduce or (several_matrices and weights.matrices <= JOINED_NUMBERS)
     joined_mib = gradient_mib if sharding > 1 and joins else 0.0
-    part = PartMemory(
+    memory = PartMemory(
         fixed_mib=states.parameters_mib + (0.0 if offload else moments_mib),
         gradient_mib=gradient_mib + vectors_mib * per_weight.gradient,
         kept_mib=gradient_mib / shards + vectors_mib * per_weight.gradient,
@@ -235,31 +235,31 @@ def module_memory(
         host_mib=host_mib if offload else 0.0,
     )
     if offload and options.masters_first:
-        part = part._replace(master_mib=master_mib, matrix_mib=weights.largest / MIB * MOMENT_BYTES / shards)
-    return states, _workspace(part, room, made_mib, setting, sharded), part
+        memory = memory._replace(master_mib=master_mib, matrix_mib=weights.largest / MIB * MOMENT_BYTES / shards)
+    return states, _workspace(memory, room, made_mib, setting, sharded), memory
 
 
-def _workspace(part: PartMemory, room: Room, made_mib: float, setting: Setting, sharded: bool) -> Workspace:
+def _workspace(memory: PartMemory, room: Room, made_mib: float, setting: Setting, sharded: bool) -> Workspace:
     """Transients of a module's backward; `made_mib`: gradients that are made whole before they are reduced."""
     async_reduce, several = setting.assumed.async_grad_reduce, setting.several
     single = async_reduce and not several
     # A message is under way while the next module's backward runs, while a part of it arrives: after each micro-batch;
     # or after the last one, when the module's activations and its gradients' place have been given up.
-    message_mib = part.joined_mib + (part.shard_mib if several else 0.0)
+    message_mib = memory.joined_mib + (memory.shard_mib if several else 0.0)
     if async_reduce and several:
-        message_mib = max(part.shard_mib - room.activation_mib, 0.0)
+        message_mib = max(memory.shard_mib - room.activation_mib, 0.0)
     elif single:
-        message_mib = max(part.joined_mib - max(room.activation_mib - part.kept_mib, 0.0), 0.0) if sharded else 0.0
+        message_mib = max(memory.joined_mib - max(room.activation_mib - memory.kept_mib, 0.0), 0.0) if sharded else 0.0
         message_mib *= room.begins
     message_mib *= room.sent
     working_mib = room.working_mib + (room.made_mib if single else 0.0)
-    at_its_end = made_mib + part.joined_mib * max(room.late, 1 - room.late) - room.activation_mib - message_mib
+    at_its_end = made_mib + memory.joined_mib * max(room.late, 1 - room.late) - room.activation_mib - message_mib
     if async_reduce and not (single and room.begins):  # weights that are fetched by then fit where activations were
-        at_its_end -= part.gathered_mib
-    own_mib = part.gathered_mib + max(working_mib, made_mib - room.activation_mib, at_its_end)
+        at_its_end -= memory.gathered_mib
+    own_mib = memory.gathered_mib + max(working_mib, made_mib - room.activation_mib, at_its_end)
     # Before a pass of a pipeline ends, activations for the next one are under way.
-    fetched_mib = part.gathered_mib + room.away_mib * (2 if setting.pipeline > 1 else 1)
-    return Workspace(max(own_mib, part.matrix_mib), message_mib, fetched_mib, room.tables_mib)
+    fetched_mib = memory.gathered_mib + room.away_mib * (2 if setting.pipeline > 1 else 1)
+    return Workspace(max(own_mib, memory.matrix_mib), message_mib, fetched_mib, room.tables_mib)
 
 
 def frozen_times(times: PassTimes, products: float) -> PassTimes:

@@ -38,27 +38,27 @@ def memory_of(
     it. `reduced_each`: gradients are, after each micro-batch. `shared_mib`: memory that its layers share."""
     costs = [cost for chunk in chunks for cost in chunk]
     parts = [[cost.memory or PartMemory() for cost in chunk] for chunk in chunks]
-    held, every = fullest(plan, stage, chunks), [part for chunk in parts for part in chunk]
+    held, every = fullest(plan, stage, chunks), [module for chunk in parts for module in chunk]
     working_mib = Workspace.of(cost.workspace for cost in costs).total_mib
     memory = StageMemory(
         options.context_mib + (options.freed or 0.0) * working_mib,
         sum(cost.states_mib for cost in costs),
         _held_mib(chunks, held),
         working_mib,
-        host_mib=sum(part.host_mib for part in every)
-        + sum(count * sum(part.away_mib for part in chunk) for count, chunk in zip(held, parts, strict=True)),
+        host_mib=sum(module.host_mib for module in every)
+        + sum(count * sum(module.away_mib for module in chunk) for count, chunk in zip(held, parts, strict=True)),
     )
     ordered = [[*rest, first] for first, *rest in chunks] if plan.pipeline == 1 else chunks
-    walked = [[part.memory for part in parts] for parts in ordered]
-    estimated = [[part for part in parts if part is not None] for parts in walked]
+    walked = [[module.memory for module in parts] for parts in ordered]
+    estimated = [[module for module in parts if module is not None] for parts in walked]
     if estimated != walked:
         return memory
     runs = plan.schedule.runs(stage, plan.pipeline, plan.micro_batches, plan.chunks)
     passes = list(without_repeats(runs, plan.chunks))
     # A pass of a pipeline begins while copies of the pass before, or for the next one, are under way.
-    more_mib = max(part.away_mib for part in every) if plan.pipeline > 1 else 0.0
+    more_mib = max(module.away_mib for module in every) if plan.pipeline > 1 else 0.0
     estimate_mib = shared_mib + more_mib + peak_mib(estimated, passes, reduced_each)
-    masters_first = any(part.matrix_mib for parts in estimated for part in parts)
+    masters_first = any(module.matrix_mib for parts in estimated for module in parts)
     apart_mib = shared_mib + _apart_mib(costs, estimated, passes, reduced_each) if masters_first else 0.0
     return replace(memory, estimate_mib=estimate_mib, apart_mib=apart_mib)
 
@@ -69,17 +69,17 @@ def _apart_mib(
     """Peak of a stage whose optimizer's states are in the host's memory, if no block is used by both backward and the
     first update: the update's fp32 weights come in addition to all activations, or to the largest part's tensors, one
     matrix's moments, and weights of 16 bits that are gathered into blocks of their own."""
-    parts = [part for chunk in chunks for part in chunk]
-    master_mib = sum(part.master_mib for part in parts)
-    passes_alone = [[part._replace(matrix_mib=0.0) for part in chunk] for chunk in chunks]
+    parts = [module for chunk in chunks for module in chunk]
+    master_mib = sum(module.master_mib for module in parts)
+    passes_alone = [[module._replace(matrix_mib=0.0) for module in chunk] for chunk in chunks]
     gathered_mib = sum(
         cost.terms.states.parameters_mib
         for cost in costs
         if cost.memory and cost.memory.kept_mib < cost.memory.gradient_mib
     )
-    updating_mib = sum(part.fixed_mib + part.gradient_mib for part in parts) + gathered_mib
-    updating_mib += max(part.matrix_mib for part in parts)
-    updating_mib += max(part.activation_mib + part.working_mib for part in parts)
+    updating_mib = sum(module.fixed_mib + module.gradient_mib for module in parts) + gathered_mib
+    updating_mib += max(module.matrix_mib for module in parts)
+    updating_mib += max(module.activation_mib + module.working_mib for module in parts)
     return master_mib + max(peak_mib(passes_alone, passes, reduced_each), updating_mib)
 
 
@@ -91,7 +91,7 @@ def fullest(plan: Plan, stage: int, chunks: Sequence[Sequence[LayerCost]]) -> tu
 
 def _held_mib(chunks: Sequence[Sequence[LayerCost]], in_flight: Sequence[int]) -> float:
     """Activations of chunks with these numbers of micro-batches in flight."""
-    each = (sum(part.activation_mib for part in chunk) for chunk in chunks)
+    each = (sum(module.activation_mib for module in chunk) for chunk in chunks)
     return sum(count * mib for count, mib in zip(in_flight, each, strict=True))
 
 
@@ -104,8 +104,8 @@ class _Sent(NamedTuple):
     @property
     def spent_mib(self) -> float:
         """Memory that is freed when they are reduced."""
-        part = self.part
-        return (part.joined_mib if self.again else part.gradient_mib - part.kept_mib) * (1 - part.late)
+        module = self.part
+        return (module.joined_mib if self.again else module.gradient_mib - module.kept_mib) * (1 - module.late)
 
 
 class _Start(NamedTuple):
@@ -120,12 +120,12 @@ class _Start(NamedTuple):
 def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], reduced_each: bool = False) -> float:
     """`chunks`: the parts of each, in the order of forward; `passes` of the stage. Gradients of a chunk are reduced
     after its last micro-batch, or after each."""
-    every = [part for parts in chunks for part in parts]
-    fixed_mib = sum(part.fixed_mib for part in every)
-    updating_mib = sum(part.master_mib + part.gradient_mib for part in every)
-    updating_mib += max(part.matrix_mib for part in every)
-    activations_mib = [sum(part.activation_mib for part in parts) for parts in chunks]
-    gradients_mib = [(0.0, _between(parts, reduced_each), sum(part.kept_mib for part in parts)) for parts in chunks]
+    every = [module for parts in chunks for module in parts]
+    fixed_mib = sum(module.fixed_mib for module in every)
+    updating_mib = sum(module.master_mib + module.gradient_mib for module in every)
+    updating_mib += max(module.matrix_mib for module in every)
+    activations_mib = [sum(module.activation_mib for module in parts) for parts in chunks]
+    gradients_mib = [(0.0, _between(parts, reduced_each), sum(module.kept_mib for module in parts)) for parts in chunks]
     micro_batches = sum(work.kind is PassKind.BACKWARD for work in passes) // len(chunks)
     in_flight_mib, done = 0.0, [0] * len(chunks)
     sent: tuple[int, bool] | None = None
@@ -141,7 +141,7 @@ def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], red
         in_flight_mib -= activations_mib[chunk]
         sent = (chunk, done[chunk] > 0) if reduced_each else None
         done[chunk] += 1
-    peaks = [fixed_mib + updating_mib] if any(part.matrix_mib for part in every) else []
+    peaks = [fixed_mib + updating_mib] if any(module.matrix_mib for module in every) else []
     for start, held_mib in most_mib.items():
         kept_mib = sum(sizes[state] for sizes, state in zip(gradients_mib, start.states, strict=True))
         last_sent = _Sent() if start.sent is None else _Sent(_last_sent(chunks[start.sent[0]]), start.sent[1])
@@ -154,13 +154,13 @@ def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], red
 def _between(parts: Sequence[PartMemory], reduced_each: bool) -> float:
     """Gradients that parts hold between two micro-batches, in MiB."""
     if not reduced_each:
-        return sum(part.gradient_mib for part in parts)
-    return sum(part.kept_mib * (1 - part.late) + part.late_mib for part in parts)
+        return sum(module.gradient_mib for module in parts)
+    return sum(module.kept_mib * (1 - module.late) + module.late_mib for module in parts)
 
 
 def _last_sent(parts: Sequence[PartMemory]) -> PartMemory:
     """The module whose gradients backward reduces last, without those reduced at the step's end."""
-    return next((part for part in parts if part.gradient_mib > part.late_mib), PartMemory())
+    return next((module for module in parts if module.gradient_mib > module.late_mib), PartMemory())
 
 
 def _backward(
@@ -170,23 +170,23 @@ def _backward(
     peak = now
     again = reduced_each and not first
     coming = [*parts[:-1][::-1], PartMemory()]  # whose weights are fetched while a part's backward runs
-    for at, (part, following) in enumerate(zip(reversed(parts), coming, strict=True)):
+    for at, (module, following) in enumerate(zip(reversed(parts), coming, strict=True)):
         activations_mib = next((each.away_mib for each in coming[at:] if each.away_mib), 0.0)  # fetched meanwhile
-        weights = part.gathered_mib + following.gathered_mib + activations_mib
-        working_mib = part.working_mib + (part.made_mib if first else 0.0)
+        weights = module.gathered_mib + following.gathered_mib + activations_mib
+        working_mib = module.working_mib + (module.made_mib if first else 0.0)
         peak = max(peak, now + weights + working_mib + sent.part.shard_mib)
-        made_mib = part.gradient_mib if first else part.joined_mib if again else 0.0
-        now += made_mib * (1 - part.late) - part.activation_mib
+        made_mib = module.gradient_mib if first else module.joined_mib if again else 0.0
+        now += made_mib * (1 - module.late) - module.activation_mib
         peak = max(peak, now + weights + sent.part.shard_mib)
-        if (last or reduced_each) and part.gradient_mib > part.late_mib:
+        if (last or reduced_each) and module.gradient_mib > module.late_mib:
             now -= sent.spent_mib
-            peak, sent = max(peak, now + weights + part.joined_mib * (1 - part.late)), _Sent(part, again)
+            peak, sent = max(peak, now + weights + module.joined_mib * (1 - module.late)), _Sent(module, again)
     now -= sent.spent_mib
-    for part in parts:
-        now += part.late_mib if first else 0.0
-        if last and part.late_mib:
-            peak = max(peak, now + part.joined_mib * part.late)
-            now += (part.kept_mib - part.gradient_mib) * part.late
+    for module in parts:
+        now += module.late_mib if first else 0.0
+        if last and module.late_mib:
+            peak = max(peak, now + module.joined_mib * module.late)
+            now += (module.kept_mib - module.gradient_mib) * module.late
     return max(peak, now)
 
 

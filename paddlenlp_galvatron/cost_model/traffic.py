@@ -45,7 +45,7 @@ def step_traffic_bytes(plan: Plan, model: ModelShape, adapter_rank: int | None =
             _add(total, calls.across + calls.finish + calls.vectors + calls.publish, once)
         sharded = plan.assumed.sequence_parallel
         for chunk in range(plan.chunks):
-            layouts = [token_layout(part, plan.stage_size, sharded) for part in plan.chunk_chain(stage, chunk)]
+            layouts = [token_layout(strategy, plan.stage_size, sharded) for strategy in plan.chunk_chain(stage, chunk)]
             if model.mtp_layers and plan.is_last(stage, chunk):
                 layouts += layouts[-2:] * (MTP_CHANGES // 2)
                 del layouts[-1]

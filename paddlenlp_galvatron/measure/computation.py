@@ -82,7 +82,7 @@ class ComputationProfiler:
         lines = _lines(points)
         chosen = [point for line in lines for point in (self._thinned(line) if self.adaptive else line)]
         parts = [*map(layer_part, range(len(self.shapes))), *ENDS]
-        keys = [self._key(part, point, tp) for point in chosen for tp in degrees for part in parts]
+        keys = [self._key(module, point, tp) for point in chosen for tp in degrees for module in parts]
         keys = list(dict.fromkeys(keys))
         if self._mixture.experts:
             keys += expert_keys(self._mixture, min(point.batch * point.seq for point in points), degrees)
@@ -105,9 +105,9 @@ class ComputationProfiler:
         self.journal.get(OPTIMIZER, lambda: self._optimizer_ms_per_million(points[0]))
         if on_gpu():
             self.journal.get(LAUNCH, self._launch)
-            for part in dict.fromkeys(key.part for key in keys if is_of_experts(key.part)):
-                name = round_key(EXPERT_LAUNCH, PassKey(part, 1, NARROW_TOKENS), 0)
-                self.journal.get(name, partial(self._launch, part))
+            for module in dict.fromkeys(key.part for key in keys if is_of_experts(key.part)):
+                name = round_key(EXPERT_LAUNCH, PassKey(module, 1, NARROW_TOKENS), 0)
+                self.journal.get(name, partial(self._launch, module))
 
     def _wants(self, number: int, rounds: Sequence[Sequence[float]]) -> bool:
         if number and self.stopwatch.is_late():
@@ -121,13 +121,13 @@ class ComputationProfiler:
         kept = [by_size[size] for size in thinned(sorted(by_size), STEPS[varied])]
         return kept if varied == 0 or len(kept) >= 3 else line
 
-    def _key(self, part: str, point: Shape, tp: int) -> PassKey:
-        return PassKey(part, point.batch, self._shape(part).seq_length or point.seq, tp)
+    def _key(self, module: str, point: Shape, tp: int) -> PassKey:
+        return PassKey(module, point.batch, self._shape(module).seq_length or point.seq, tp)
 
-    def _shape(self, part: str) -> ModelShape:
-        if part in ENDS:
-            return self.shapes[0 if part == EMBEDDING else -1]
-        return self.shapes[int(part.rpartition("_")[2])]
+    def _shape(self, module: str) -> ModelShape:
+        if module in ENDS:
+            return self.shapes[0 if module == EMBEDDING else -1]
+        return self.shapes[int(module.rpartition("_")[2])]
 
     @property
     def _mixture(self) -> ModelShape:
@@ -142,7 +142,7 @@ class ComputationProfiler:
 
     def _time(self, parts: Sequence[MeasuredPart | ExpertsPart]) -> Any:
         """Times in ms of forward and backward of each part in turn, [2 · parts, samples]."""
-        return self.stopwatch.time_independent(*(step for part in parts for step in (part.forward, part.backward))).T
+        return self.stopwatch.time_independent(*(run for each in parts for run in (each.forward, each.backward))).T
 
     def _pass_round(self, key: PassKey) -> PassRound:
         if key.part in ENDS:
@@ -156,13 +156,13 @@ class ComputationProfiler:
         recompute_ms = max(0.0, float(np.median(again_b - few_b)) / few)
         return PassRound(of_one_layer(few_f, many_f).tolist(), of_one_layer(few_b, many_b).tolist(), recompute_ms)
 
-    def _launch(self, part: str = layer_part()) -> PassRound:
+    def _launch(self, module: str = layer_part()) -> PassRound:
         """The host's time to launch a layer of the most frequent kind, or experts."""
         most_layers = max(self.shapes, key=lambda shape: shape.layers)
-        shape, most = self._mixture if is_of_experts(part) else most_layers, NARROW["intermediate_size"]
+        shape, most = self._mixture if is_of_experts(module) else most_layers, NARROW["intermediate_size"]
         sizes = {name: min(getattr(shape, name), most) for name in ("expert_size", "shared_size")}
         narrow = replace(self, shapes=[replace(shape, **NARROW, **sizes)])
-        return narrow._pass_round(PassKey(part, 1, NARROW_TOKENS))
+        return narrow._pass_round(PassKey(module, 1, NARROW_TOKENS))
 
     def _shares(self, key: PassKey) -> dict[str, float]:
         how = (Recompute.NONE, Recompute.FULL, *APART)
@@ -200,15 +200,15 @@ class ComputationProfiler:
 
     def _optimizer_ms_per_million(self, point: Shape) -> float:
         """Clipping and AdamW's update."""
-        part = self._part(self._key(layer_part(), point, 1), layers=LAYERS[1])
-        optimizer = paddle.optimizer.AdamW(parameters=[trainable.tensor for trainable in part.trainables])
+        layer = self._part(self._key(layer_part(), point, 1), layers=LAYERS[1])
+        optimizer = paddle.optimizer.AdamW(parameters=[trainable.tensor for trainable in layer.trainables])
 
         def update() -> None:
-            global_norm(part.trainables, None)
-            update_in_turns(optimizer, part.trainables, factor=0.5)
+            global_norm(layer.trainables, None)
+            update_in_turns(optimizer, layer.trainables, factor=0.5)
 
-        times = self.stopwatch.time_independent(part.forward, part.backward, update)  # an update uses gradients up
-        return Timing.of_samples(times[:, 2]).ms / (part.weights / 1e6)
+        times = self.stopwatch.time_independent(layer.forward, layer.backward, update)  # an update uses gradients up
+        return Timing.of_samples(times[:, 2]).ms / (layer.weights / 1e6)
 
 
 def _can_share(shape: ModelShape, seq: int, axis: Axis) -> bool:
@@ -236,18 +236,18 @@ def shares_key(key: PassKey) -> str:
 def rounds_of(journal: Journal, kind: str = "time") -> dict[PassKey, list[PassRound]]:
     """Every part and point that the journal knows."""
     return {
-        PassKey(part, *map(int, numbers)): [PassRound(*each) for each in rounds]
-        for (part, *numbers), rounds in journal.rounds(kind).items()
+        PassKey(module, *map(int, numbers)): [PassRound(*each) for each in rounds]
+        for (module, *numbers), rounds in journal.rounds(kind).items()
     }
 
 
 def _points_of(journal: Journal) -> dict[CommPointKey, CommPointTimes]:
     """Noise may make them negative, which counts as 0."""
     points = {}
-    for (part, batch, seq, axis), rounds in journal.rounds("comm_points").items():
+    for (module, batch, seq, axis), rounds in journal.rounds("comm_points").items():
         forward, backward = (np.concatenate([PassRound(*each)[which] for each in rounds]) for which in (0, 1))
         times = (max(float(np.median(samples)), 0.0) for samples in (forward, backward))
-        points[CommPointKey(part, int(batch), int(seq), Axis(axis))] = CommPointTimes(*times)
+        points[CommPointKey(module, int(batch), int(seq), Axis(axis))] = CommPointTimes(*times)
     return points
 
 
@@ -284,13 +284,13 @@ def computation_profile(
         shapes[0].hidden_size,
         shapes[0].heads,
         {
-            number: {point: ms / point.batch for (part, point), ms in alone.items() if part == layer_part(number)}
+            number: {point: ms / point.batch for (module, point), ms in alone.items() if module == layer_part(number)}
             for number in range(len(shapes))
         },
         {
             point: (ms + alone[HEAD, point]) / point.batch
-            for (part, point), ms in alone.items()
-            if part == EMBEDDING and (HEAD, point) in alone
+            for (module, point), ms in alone.items()
+            if module == EMBEDDING and (HEAD, point) in alone
         },
         {key: replace(ms, shares=shares.get(shares_key(key), {})) for key, ms in passes.items()},
         _points_of(journal),

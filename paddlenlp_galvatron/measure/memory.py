@@ -182,17 +182,17 @@ class MemoryProfiler:
         return Use(*self.journal.get(key, measure))
 
 
-def _measure(part: MeasuredPart) -> Use:
-    part.forward()  # makes gradients and masks, which stay
-    part.backward()
+def _measure(module: MeasuredPart) -> Use:
+    module.forward()  # makes gradients and masks, which stay
+    module.backward()
     gc.collect()  # frees the previous module: nothing may be freed during the measurement
     device.release()
     start = device.allocated_mib()
     device.reset_peak()
-    part.forward()
+    module.forward()
     kept, forward_peak = device.allocated_mib() - start, device.peak_mib() - start
     device.reset_peak()
-    part.backward()
+    module.backward()
     backward_peak, reserved = device.peak_mib() - start, device.reserved_peak_mib() / device.peak_mib()
     peak = max(forward_peak, backward_peak)
-    return Use(kept, backward_peak - kept, peak, part.weights, part.mask_mib, reserved, forward_peak)
+    return Use(kept, backward_peak - kept, peak, module.weights, module.mask_mib, reserved, forward_peak)

@@ -74,9 +74,9 @@ def measured_groups(options: HardwareOptions, on_gpus: bool) -> list[MessageGrou
     """Collectives and groups of the parts that are requested, each once. CPU processes of one host have no neighbours:
     strided groups take the times of consecutive ones."""
     message_groups: dict[MessageGroup, None] = {}
-    for part in options.parts:
-        limit = {HardwarePart.P2P: options.max_pp_deg, HardwarePart.ALL_REDUCE: None}.get(part, options.max_tp_deg)
-        for kind in KINDS[part]:
+    for section in options.parts:
+        limit = {HardwarePart.P2P: options.max_pp_deg, HardwarePart.ALL_REDUCE: None}.get(section, options.max_tp_deg)
+        for kind in KINDS[section]:
             for size, consecutive in group_kinds(options.world_size):
                 strided = (on_gpus or options.num_nodes > 1) and kind is not Collective.SEND
                 if size <= (limit or size) and (consecutive or strided):

@@ -90,8 +90,8 @@ class CheapWeights:
     def __init__(self, deviation: float):
         self._row = deviation * np.random.default_rng(0).standard_normal(4099, np.float32)  # a prime: rows differ
 
-    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> NDArray[np.float32]:
-        return np.resize(self._row, tuple(part.size(shape)))
+    def __call__(self, name: str, shape: tuple[int, ...], rank_slice: Slice = WHOLE) -> NDArray[np.float32]:
+        return np.resize(self._row, tuple(rank_slice.size(shape)))
 
 
 class Extent(NamedTuple):
@@ -181,14 +181,14 @@ class MeasuredPart:
         self._x = self._out = None
 
 
-def is_of_experts(part: str) -> bool:
+def is_of_experts(module: str) -> bool:
     """Whether the part of a key is some experts."""
-    return part.startswith(EXPERTS)
+    return module.startswith(EXPERTS)
 
 
-def expert_count(part: str) -> int:
+def expert_count(module: str) -> int:
     """How many experts such a part has."""
-    return int(part.removeprefix(EXPERTS))
+    return int(module.removeprefix(EXPERTS))
 
 
 class ExpertsPart:

@@ -103,7 +103,7 @@ class Recompute(Flag):
     @property
     def words(self) -> str:
         """The text in plan files: `none`, `norms+mlp`, `full`."""
-        return "+".join(str(part.name).lower() for part in self) or "none"
+        return "+".join(str(member.name).lower() for member in self) or "none"
 
     @classmethod
     def of(cls, words: str) -> Recompute:
@@ -111,7 +111,7 @@ class Recompute(Flag):
         for choice in (cls.NONE, cls.FULL, *PARTLY, *MODULES):
             if sorted(words.split("+")) == sorted(choice.words.split("+")):
                 return choice
-        parts = " and ".join(", ".join(part.words for part in PARTS).rsplit(", ", 1))
+        parts = " and ".join(", ".join(member.words for member in PARTS).rsplit(", ", 1))
         raise ValueError(f"must be none, full, or those of {parts} that are recomputed, joined by +")
 
 
@@ -128,7 +128,7 @@ def apart(recompute: Recompute) -> tuple[Recompute, ...]:
     """The entries of APART that a choice of parts is the sum of; a module is its own."""
     if recompute in MODULES:
         return (recompute,)
-    sides = recompute & TOGETHER, *(recompute & part for part in PARTS if part not in TOGETHER)
+    sides = recompute & TOGETHER, *(recompute & member for member in PARTS if member not in TOGETHER)
     return tuple(side for side in sides if side)
 
 

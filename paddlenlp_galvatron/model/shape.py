@@ -168,7 +168,7 @@ class ModelShape:
 
     def core_flops(self, seq: float, causal: bool = True) -> float:
         """Operations of forward a token in attention of a layer of this kind, besides products with weights."""
-        return self.pairs(seq, causal) * self.block.pair_flops + sum(part.flops for part in self.block.sublayers)
+        return self.pairs(seq, causal) * self.block.pair_flops + sum(each.flops for each in self.block.sublayers)
 
     @property
     def attention(self) -> str:
@@ -358,7 +358,7 @@ def _attention(shape: ModelShape) -> Sublayer:
     hidden, q, kv, heads = shape.hidden_size, shape.q_width, shape.k_width, shape.kv_heads
     biased, traits = shape.attention_bias, shape.traits
     name, bias = "self_attn", traits.qkv_bias or shape.qkv_bias or biased
-    scales = [Weight(f"{name}.{part}_norm.weight", (shape.head_dim,), Split.OWN) for part in "qk"]
+    scales = [Weight(f"{name}.{side}_norm.weight", (shape.head_dim,), Split.OWN) for side in "qk"]
     # The input of the norms of q and k, the normalized input, and a scale for each head.
     normed, sized = Kept(split=2 * (q + kv) + shape.heads + heads), Kept(split=q + kv)
     repeated = Kept(split=2 * (q - kv))  # plain attention keeps k and v once for each head of q
@@ -482,7 +482,7 @@ def flops_per_token(
     attention = 0.0
     for kind in shape.kinds:
         products = 12 * kind.pairs(seen) * (kind.q_width + kind.context_width)
-        attention += kind.layers * (products + 3 * sum(part.flops for part in kind.block.sublayers))
+        attention += kind.layers * (products + 3 * sum(sublayer.flops for sublayer in kind.block.sublayers))
     return (4 if frozen else 6) * (shape.active_parameters - looked_up) + attention
 
 

@@ -34,7 +34,7 @@ UNSTATED = (
     *("dsv4_hybrid_attn_qkv", "dsv4_hybrid_attn_post_core", "rms_norm_gated", "mhc_forward", "mhc_block"),
 )
 FREED = {"norm": "row statistics", "core_attn": "the sums of attention's exponentials"}  # kept by fused kernels
-PARTS = {name: part for part, name in MODULES.items()} | {FULL: Recompute.FULL}
+PARTS = {name: recompute for recompute, name in MODULES.items()} | {FULL: Recompute.FULL}
 DP_TYPES = {
     "": DataParallel.DDP,
     "stage1": DataParallel.ZERO2,  # whole gradients until the step: async_grad_reduce
@@ -182,7 +182,7 @@ class _Reading:
                 "name a config.json that has as many"
             )
         try:
-            stages = [part.count("t") + part.count("m") for part in division(self._settings)]
+            stages = [chunk.count("t") + chunk.count("m") for chunk in division(self._settings)]
         except UserError as error:
             self.faults += error.faults
             return []
@@ -216,14 +216,14 @@ class _Reading:
             return recomputes
         self.notes += self._surprises()
         for module, ids in sorted(chosen.items()):  # mlp in front of moe_gate_up, which it has in it
-            if not (part := PARTS.get(module)):
+            if not (recompute := PARTS.get(module)):
                 self._judge(module, ids)
                 continue
             layers = set(ids)
-            if part is Recompute.GATE_UP:
+            if recompute is Recompute.GATE_UP:
                 layers = {at for at in ids if self._has_experts(at) and not recomputes[at]}
             for at in layers:
-                recomputes[at] = part
+                recomputes[at] = recompute
             if ids and not layers:
                 self.notes.append(f"recompute_modules.{module}: has no effect in any layer")
         return recomputes

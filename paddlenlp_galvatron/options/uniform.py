@@ -190,6 +190,6 @@ class DegreeOptions(Options):
             )
         if not self.sharding or (sharing == 1 and dp > 1):
             return {}
-        part = {"global_sharding_deg": sharing} if sharing < dp else {}
+        sharded = {"global_sharding_deg": sharing} if sharing < dp else {}
         stage = {"sdp": True} if self.sharding == "stage3" else {"default_dp_type": "zero2"}
-        return stage | part  # whole gradients make it ZeRO-1
+        return stage | sharded  # whole gradients make it ZeRO-1

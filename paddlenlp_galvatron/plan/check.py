@@ -137,12 +137,12 @@ def _grid_faults(plan: Plan) -> Iterator[str]:
         yield (
             f"vtp: degree {plan.vocab.degree} does not divide the {size} ranks of a stage; choose a divisor of {size}"
         )
-    for fields, who, part in _parts(plan):
-        alone_fits = part.degree > 0 and size % part.degree == 0
-        for axis, degree in part.beside:
-            if degree < 1 or (degree > 1 and alone_fits and size % part.ranks):
+    for fields, who, strategy in _parts(plan):
+        alone_fits = strategy.degree > 0 and size % strategy.degree == 0
+        for axis, degree in strategy.beside:
+            if degree < 1 or (degree > 1 and alone_fits and size % strategy.ranks):
                 yield (
-                    f"{fields.format(axis)}: {degree} and degree {part.degree} of {who} does not divide the {size} "
+                    f"{fields.format(axis)}: {degree} and degree {strategy.degree} of {who} does not divide the {size} "
                     "ranks of a stage; choose degrees whose product does"
                 )
 
@@ -226,8 +226,8 @@ def _sequence_faults(plan: Plan) -> Iterator[str]:
     tokens = plan.assumed.seq_length
     if tokens is None:
         return
-    for fields, who, part in _parts(plan):
-        for axis, degree in part.beside:
+    for fields, who, strategy in _parts(plan):
+        for axis, degree in strategy.beside:
             if tokens % (chunks := chunks_of_a_sample(axis, degree)):
                 equal = "two equal pieces" if chunks > degree else "an equal piece"
                 yield (
@@ -235,12 +235,13 @@ def _sequence_faults(plan: Plan) -> Iterator[str]:
                     f"{degree} ranks of {who}; choose a seq_length that is a multiple of {chunks}"
                 )
     cuts = token_axes(plan.assumed.sequence_parallel)
-    for fields, who, part in _parts(plan):
-        held = plan.micro_batch * tokens * part.degree // plan.stage_size  # held by all ranks of the last axis together
-        if part.axes[-1][0] in cuts and held % part.degree:
+    for fields, who, strategy in _parts(plan):
+        # held by all ranks of the last axis together
+        held = plan.micro_batch * tokens * strategy.degree // plan.stage_size
+        if strategy.axes[-1][0] in cuts and held % strategy.degree:
             yield (
                 f"{fields.format(Axis.TENSOR)}: {who}: {held} tokens of a micro-batch do not split over degree "
-                f"{part.degree} (sequence parallel); choose a seq_length that is a multiple of {part.ranks}"
+                f"{strategy.degree} (sequence parallel); choose a seq_length that is a multiple of {strategy.ranks}"
             )
 
 
@@ -269,8 +270,8 @@ def _model_faults(plan: Plan, model: ModelShape) -> Iterator[str]:
     for layers, ((degree, ulysses, cp), kind) in _runs_of(degrees, kinds):
         if kind.linear and cp > 1:
             yield f"cp_sizes_enc: {cp} of {layers}: linear attention of {model.name} splits no sample; give 1"
-        split = [part for part in kind.block.sublayers if part.attends or not ulysses]
-        for what, count, shared in (number for part in split for number in part.divided):
+        split = [sublayer for sublayer in kind.block.sublayers if sublayer.attends or not ulysses]
+        for what, count, shared in (number for sublayer in split for number in sublayer.divided):
             if count % degree and not (shared and degree % count == 0):
                 yield (
                     f"tp_sizes_enc: degree {degree} of {layers} does not divide the {count} {what} of "

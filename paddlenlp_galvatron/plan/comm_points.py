@@ -109,7 +109,7 @@ REPEATED = {
 @lru_cache(maxsize=100)
 def repeated(recompute: Recompute) -> frozenset[CommPoint]:
     """Points whose operations of forward backward repeats."""
-    return frozenset[CommPoint]().union(*(REPEATED[part] for part in recompute))
+    return frozenset[CommPoint]().union(*(REPEATED[member] for member in recompute))
 
 
 class Op(Enum):

@@ -29,7 +29,7 @@ REDISTRIBUTE = "redistribute"
 def chunk_edges(plan: Plan, stage: int, chunk: int) -> list[TokenLayout]:
     """Token layouts in a chunk of a stage: embedding or boundary, layers, head or boundary."""
     sharded = plan.assumed.sequence_parallel
-    return [token_layout(part, plan.stage_size, sharded) for part in plan.chunk_chain(stage, chunk)]
+    return [token_layout(strategy, plan.stage_size, sharded) for strategy in plan.chunk_chain(stage, chunk)]
 
 
 def stage_groups(plan: Plan, shape: ModelShape, seq_length: int, adapts: bool = False) -> set[Group]:
@@ -47,7 +47,7 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int, adapts: bool = 
         parted = [mesh.parted(strategy.sharding)] if strategy.sharding else []
         if strategy in with_experts and strategy.experts_sharding:
             parted.append(strategy.experts.mesh(size).parted(strategy.experts_sharding))
-        groups += [part.groups(axis) for part in parted for axis in (Axis.SHARDS, Axis.REPLICAS)]
+        groups += [parted_mesh.groups(axis) for parted_mesh in parted for axis in (Axis.SHARDS, Axis.REPLICAS)]
         if strategy in with_experts:
             used = {EXCHANGE, (Axis.EXPERT_DATA,)} | ({(Axis.EXPERT_TENSOR,)} if adapts else set())
             groups += [strategy.experts.mesh(size).groups(*axes) for axes in used]

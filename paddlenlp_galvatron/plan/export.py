@@ -229,8 +229,8 @@ def _fleet_gaps(plan: Plan, model: ModelShape | None, program: str) -> Iterator[
     elif Recompute.FULL in kinds and len(kinds) > 1:
         yield f"recompute_enc: {program} recomputes layers or parts of layers, not both in one model"
     elif stages is not None and recompute_settings(plan, stages, mtp) is None:
-        part = "chunk, where no empty layer is in front" if fleet else "stage"
-        yield f"checkpoint: {program} recomputes the first layers of each {part}, as many in each"
+        unit = "chunk, where no empty layer is in front" if fleet else "stage"
+        yield f"checkpoint: {program} recomputes the first layers of each {unit}, as many in each"
     if model and model.kv_heads % layer.tp:
         yield f"tp_sizes_enc: {program} does not share {model.kv_heads} kv heads among {layer.tp} ranks"
     if not fleet:
@@ -356,14 +356,14 @@ def _unlike(plan: Plan, program: str) -> Iterator[str]:
 def _uneven(plan: Plan, program: str) -> Iterator[str]:
     """Fields in which layers, or layers and vocabulary, or stages are unlike, as `program` cannot have them."""
     parts = (*plan.layers, plan.vocab.as_layer())
-    for axis, degrees in {axis: {dict(part.beside)[axis] for part in parts} for axis, _ in plan.vocab.beside}.items():
+    for axis, degrees in {axis: {dict(each.beside)[axis] for each in parts} for axis, _ in plan.vocab.beside}.items():
         if degrees != {1} and (program != FLEET or len(degrees) > 1):
             yield f"{axis}_sizes_enc: {program} has {'one for all' if program == FLEET else 'none but 1'}"
     for field, of_vocab, values in (
-        ("tp_sizes_enc", "vtp", [str(part.degree) for part in parts]),
-        ("use_sp", "vsp", ["1" if part.ulysses and part.degree > 1 else "0" for part in parts]),
-        ("dp_types_enc", "embed_sdp", [_dp_type(plan, part).value for part in parts]),
-        ("sharding_sizes_enc", "vsharding", [str(part.sharding or "all ranks") for part in parts]),
+        ("tp_sizes_enc", "vtp", [str(strategy.degree) for strategy in parts]),
+        ("use_sp", "vsp", ["1" if strategy.ulysses and strategy.degree > 1 else "0" for strategy in parts]),
+        ("dp_types_enc", "embed_sdp", [_dp_type(plan, strategy).value for strategy in parts]),
+        ("sharding_sizes_enc", "vsharding", [str(strategy.sharding or "all ranks") for strategy in parts]),
     ):
         *layers, vocab = values
         if len(set(layers)) > 1:

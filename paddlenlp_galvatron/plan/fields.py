@@ -30,7 +30,7 @@ def _split(value: object) -> list[int]:
         raise ValueError(f"has {len(value):,} characters; a model has at most {MOST_LAYERS} layers")
     if not isinstance(value, str) or not re.fullmatch(_pattern("(0|[1-9][0-9]{0,8})"), value):
         raise ValueError(f'must be a string of numbers separated by commas, such as "1,2,2,1"; it is {shown(value)}')
-    return [int(part) for part in value.split(",")]
+    return [int(number) for number in value.split(",")]
 
 
 def _words(value: object) -> list[str]:
@@ -90,7 +90,7 @@ def parse(kind: type[File], data: dict[str, Any]) -> File:
 def _fault(kind: type[BaseModel], error: Any) -> tuple[str, int | None, str]:
     """Field, entry of a list, and what is wrong."""
     *parents, last = error["loc"]
-    name = ".".join(str(part) for part in error["loc"])
+    name = ".".join(str(key) for key in error["loc"])
     if error["type"] == "missing":
         return name, None, f"missing; add it ({kind.model_fields[name].description})"
     if error["type"] == "extra_forbidden":
@@ -112,5 +112,5 @@ def _siblings(kind: type[BaseModel], parents: list[Any]) -> list[str]:
     """The fields of the object within which a field stands."""
     for parent in parents:
         options = (kind.model_fields[parent].annotation, *get_args(kind.model_fields[parent].annotation))
-        kind = next(part for part in options if isinstance(part, type) and issubclass(part, BaseModel))
+        kind = next(choice for choice in options if isinstance(choice, type) and issubclass(choice, BaseModel))
     return list(kind.model_fields)

@@ -123,8 +123,8 @@ class StrategyFile(BaseModel):
     virtual_pp_deg: Layers = Field(1, description="chunks of layers a stage has; more than 1: interleaved 1F1B")
     recompute_enc: Recomputes | None = Field(
         None,
-        description=f"per layer: none, full, or {', '.join(part.words for part in PARTS)} joined by +, or "
-        f"PaddleFleet's {' or '.join(part.words for part in MODULES)}; absent: as checkpoint says",
+        description=f"per layer: none, full, or {', '.join(member.words for member in PARTS)} joined by +, or "
+        f"PaddleFleet's {' or '.join(member.words for member in MODULES)}; absent: as checkpoint says",
     )
     offload_enc: Percents | None = Field(
         None,
@@ -296,7 +296,7 @@ def _left_out(plan: Plan) -> Iterator[str]:
     if not any(layer.offload for layer in plan.layers):
         yield "offload_enc"
     for axis, _ in plan.vocab.beside:
-        if all(dict(part.beside)[axis] == 1 for part in (*plan.layers, plan.vocab)):
+        if all(dict(strategy.beside)[axis] == 1 for strategy in (*plan.layers, plan.vocab)):
             yield from (f"{axis}_sizes_enc", f"v{axis}")
     if all(layer.experts.ranks == 1 for layer in plan.layers):
         yield from ("ep_sizes_enc", "tp_of_ep_sizes_enc")
@@ -383,7 +383,7 @@ def _to_plan(fields: StrategyFile, given_world: int | None, smallest_world: bool
     layers = tuple(LayerStrategy(**strategy(OF_LAYERS.values(), row)) for row in rows)
     vocab = VocabStrategy(**strategy(OF_VOCABULARY.values(), (getattr(fields, name) for name in OF_VOCABULARY)))
     parts = *layers, vocab.as_layer()
-    ranks = {part.ranks for part in parts} | {part.tp * (part.sharding or 1) for part in parts}
+    ranks = {placed.ranks for placed in parts} | {placed.tp * (placed.sharding or 1) for placed in parts}
     ranks |= {layer.experts.ranks * (layer.experts_sharding or 1) for layer in layers}
     extra = fields.galvatron or GalvatronObject()
     assumed = extra.assumed

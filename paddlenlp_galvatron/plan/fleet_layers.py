@@ -195,7 +195,7 @@ def division(settings: Mapping[str, Any]) -> list[str]:
         embedding = "M" * bool(mtp and slots.stages > 1 and settings.get("enable_mtp_magic_send"))
         items = "E" + "t" * slots.layers + embedding + mtp + "e" * (tail - slots.mtp) + "NL"
         if slots.layers % slots.stages:
-            bounds = [len(items) * part // parts for part in range(parts + 1)]  # larger parts last
+            bounds = [len(items) * number // parts for number in range(parts + 1)]  # larger parts last
             return [items[start:stop] for start, stop in pairwise(bounds)]
         counted = "tem"
     places = [at for at, item in enumerate(items) if item in counted]
@@ -205,7 +205,7 @@ def division(settings: Mapping[str, Any]) -> list[str]:
             f"pipeline_model_parallel_size: {parts} chunks of stages do not divide {len(places)} layers, empty ones "
             f"included; write {TAIL} into the recipe, such as {tail + -len(places) % parts}"
         )
-    bounds = [0, *(places[each * part - 1] + 1 for part in range(1, parts)), len(items)]
+    bounds = [0, *(places[each * number - 1] + 1 for number in range(1, parts)), len(items)]
     return [items[start:stop] for start, stop in pairwise(bounds)]
 
 
@@ -225,7 +225,7 @@ def stage_settings(plan: Plan, mtp: int = 0) -> Settings | None:
 def empty_layers(parts: Sequence[int]) -> tuple[int, int] | None:
     """Empty layers in front and behind that make all parts equal; None where the parts between are shorter."""
     most = max(parts)
-    even = all(part == most for part in parts[1:-1])
+    even = all(size == most for size in parts[1:-1])
     return (most - parts[0], most - parts[-1] if len(parts) > 1 else 0) if even else None
 
 

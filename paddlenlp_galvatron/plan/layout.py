@@ -57,9 +57,9 @@ class TokenLayout:
         """Intervals of the micro-batch's `tokens` that each local rank holds. The tokens are `samples` of one length;
         mirrored (zigzag) chunks need the number of samples, and may be empty."""
         mirrored = next((mirrored for mirrored, cut in enumerate(self.cuts) if cut.mirrored), None)
-        part, parts = self._parts(self.cuts[:mirrored])
+        position, parts = self._parts(self.cuts[:mirrored])
         if mirrored is None:
-            whole: Intervals = np.stack([part, part + 1], axis=1) * tokens // parts
+            whole: Intervals = np.stack([position, position + 1], axis=1) * tokens // parts
             return whole[:, None]
         assert samples is not None, "a mirrored cut is of samples"
         degree, stride, _ = self.cuts[mirrored]
@@ -72,17 +72,17 @@ class TokenLayout:
         kept = np.stack([finer, finer + 1], axis=1) * (2 * each * size) // shares
         count = min(-(-2 * each // shares) + 1, 2 * each)
         numbers = np.minimum(kept[:, :1] // max(size, 1), 2 * each - count) + np.arange(count)  # [ranks, count]
-        starts = (part[:, None] * each + numbers // 2) * length + np.take_along_axis(pairs, numbers % 2, 1)
+        starts = (position[:, None] * each + numbers // 2) * length + np.take_along_axis(pairs, numbers % 2, 1)
         edges: Intervals = starts[..., None] + np.clip(kept[:, None] - size * numbers[..., None], 0, size)
         return edges
 
     def _parts(self, cuts: Sequence[Cut]) -> tuple[NDArray[np.int64], int]:
         """The part that each rank has after these cuts, and the number of parts."""
         ranks = np.arange(self.size)
-        part = np.zeros_like(ranks)
+        position = np.zeros_like(ranks)
         for parts, stride, _ in cuts:
-            part = part * parts + ranks // stride % parts
-        return part, prod(cut.parts for cut in cuts)
+            position = position * parts + ranks // stride % parts
+        return position, prod(cut.parts for cut in cuts)
 
 
 def token_axes(sequence_parallel: bool) -> tuple[Axis, ...]:
@@ -130,8 +130,8 @@ def moves(source: Intervals, target: Intervals) -> list[Move]:
     result: list[Move] = []
     for rank, wanted in enumerate(target.tolist()):
         for start, stop in wanted:
-            for part in parts[bisect_right(starts, start) - 1 : bisect_left(starts, stop)]:
-                result.append(Move(_nearest(holders[part], rank), rank, max(start, part[0]), min(stop, part[1])))
+            for index in parts[bisect_right(starts, start) - 1 : bisect_left(starts, stop)]:
+                result.append(Move(_nearest(holders[index], rank), rank, max(start, index[0]), min(stop, index[1])))
     return [move for move in result if move.start < move.stop]
 
 

@@ -121,9 +121,9 @@ class _Search:
 
     def _start(self, entry: OpenFamily, limit_ms: float) -> Candidate | None:
         """The best plan of a family with one strategy for all layers, if it takes less per sample than the limit."""
-        part = entry.bound, entry.family, entry.strategies
+        families = [(entry.bound, entry.family, entry.strategies)]
         solve = partial(self._best_of, trials=MOST_STARTS)
-        return best_uniform([part], self.cost, self.options.budget_mib, solve, limit_ms)[0]
+        return best_uniform(families, self.cost, self.options.budget_mib, solve, limit_ms)[0]
 
     def _opened(self, space: dict[PlanFamily, list[Strategies]], best: Incumbents) -> Iterator[OpenFamily]:
         """The families with their first bounds."""
@@ -193,7 +193,7 @@ class _Search:
             and (entry.family in best.found or best.outcomes[entry.family] is not FamilyOutcome.LEFT_OUT)
         ]
         begun_with, open_ms = begun or (None, inf)
-        rest = [part for part in parts if part[1].chunks > 1 or not begun]
+        rest = [candidate for candidate in parts if candidate[1].chunks > 1 or not begun]
         budget_mib, limit_ms = self.options.budget_mib, begun_with.ms_per_sample if begun_with else inf
         solve = partial(self._best_of, trials=None if self._exhaustive else MOST_STARTS)
         uniform, bound = best_uniform(rest, self.cost, budget_mib, solve, limit_ms)
@@ -211,7 +211,10 @@ class _Search:
     ) -> tuple[Candidate | None, float]:
         """Solve parts with a small effort, as `simplest.Solve` wants it."""
         best = Incumbents(top_k=1, most_ms=most_ms, gap=self.options.gap)
-        opened = [OpenFamily(part[0], number, *part[1:], Phase.first(part[1])) for number, part in enumerate(parts)]
+        opened = [
+            OpenFamily(candidate[0], number, *candidate[1:], Phase.first(candidate[1]))
+            for number, candidate in enumerate(parts)
+        ]
         self._solver(best, None, trials).run(opened, last=Phase.ONE_CHUNK)
         return next(iter(best.ranked), None), best.unproven_ms
 

@@ -201,8 +201,8 @@ class EvenCore:
         firsts = list(accumulate(map(len, self._strategies.layers), initial=0))
         return [
             first + number
-            for part in counts
-            for first, counted in zip(firsts, part, strict=False)
+            for chunk in counts
+            for first, counted in zip(firsts, chunk, strict=False)
             for number, times in [*list(enumerate(counted))[1:], (0, counted[0])]
             for _ in range(times)
         ]
@@ -231,18 +231,18 @@ class EvenCore:
         cost, family, last = self._even.cost, self._family, self._parts - 1
         setting, (vocab, *_), layer = family.setting, self._strategies.vocabularies, self._strategies.layers[0][0]
 
-        def row(part: int) -> list[float]:
-            role: Role = "only" if not last else "first" if not part else "last"
-            later = part >= family.stages or part % family.stages in (0, family.stages - 1)
-            price = cost.middle_cost(setting, later) if 0 < part < last else cost.vocab_cost(vocab, setting, role)
-            into = cost.switch_cost(None if part else vocab, layer, setting)
-            out_of = cost.switch_cost(layer, None if part < last else vocab, setting)
-            if part == last and self._even.model.mtp_layers:
+        def row(position: int) -> list[float]:
+            role: Role = "only" if not last else "first" if not position else "last"
+            later = position >= family.stages or position % family.stages in (0, family.stages - 1)
+            price = cost.middle_cost(setting, later) if 0 < position < last else cost.vocab_cost(vocab, setting, role)
+            into = cost.switch_cost(None if position else vocab, layer, setting)
+            out_of = cost.switch_cost(layer, None if position < last else vocab, setting)
+            if position == last and self._even.model.mtp_layers:
                 out_of = ByKind(*[MTP_CHANGES / 2 * sum(out_of)] * len(PassKind))
             passes_ms = (sum(each) for each in zip(price.passes_ms, into, out_of, strict=True))
             return [*passes_ms, *cost_numbers(price, cost.options.freed)[len(PassKind) :]]
 
-        return np.array([row(part) for part in range(self._parts)])
+        return np.array([row(position) for position in range(self._parts)])
 
     def _least_ms(self, layers: Sequence[tuple[int, ...]], counts: Sequence[Counts] = ()) -> float:
         """A lower bound: a stage takes all micro-batches; before the first one and behind the last one that micro-batch
@@ -272,12 +272,12 @@ class EvenCore:
     def _numbers(self, counts: Sequence[Counts]) -> Floats:
         """Costs of parts; [parts, numbers]."""
         numbers = self._ends.copy()
-        for part, runs in enumerate(counts):
+        for position, runs in enumerate(counts):
             for rows, counted in zip(self._rows, runs, strict=True):
-                numbers[part, :SUMMED] += np.array(counted) @ rows[:, :SUMMED]
+                numbers[position, :SUMMED] += np.array(counted) @ rows[:, :SUMMED]
                 for number, times in enumerate(counted):
                     if times:
-                        numbers[part, SUMMED:] = np.maximum(numbers[part, SUMMED:], rows[number, SUMMED:])
+                        numbers[position, SUMMED:] = np.maximum(numbers[position, SUMMED:], rows[number, SUMMED:])
         return numbers
 
     def _step_ms(self, counts: Sequence[Counts]) -> float:
@@ -316,9 +316,9 @@ class EvenCore:
         if any(len(choices) > 2 for choices in self._strategies.layers):
             return None
         made = []
-        for part in layers:
+        for chunk in layers:
             left, runs = count, []
-            for length, choices in zip(part, self._strategies.layers, strict=True):
+            for length, choices in zip(chunk, self._strategies.layers, strict=True):
                 again = min(left, length) if len(choices) > 1 else 0
                 runs.append((length - again, again)[: len(choices)])
                 left -= again
@@ -344,8 +344,8 @@ class EvenCore:
         start = [0.0, *(ends[:, STATES].sum() + held @ ends[:, KEPT]), *ends[:, SUMMED:].max(axis=0)]
         moments = 1 + len(held)
         ways, numbers = np.zeros((1, 0), dtype=np.int64), np.array([start])
-        for chunk, part in enumerate(layers):
-            for run, length in enumerate(part):
+        for chunk, lengths in enumerate(layers):
+            for run, length in enumerate(lengths):
                 if len(numbers) > MOST_MERGED and length:
                     left = unbeaten(range(len(numbers)), numbers)
                     ways, numbers = ways[left], numbers[left]

@@ -183,7 +183,7 @@ def what_ifs(question: Question, plan: Plan, plans: Sequence[Plan], time: Shared
     yield changed("sequence", f"{seq} -> {2 * seq} tokens", 2 * seq, seq_length=2 * seq)
     yield changed("batch", f"{batch} -> {2 * batch} samples", samples=2 * batch, settle_bsz=2 * batch)
     parts = plan.vocab.as_layer(), *plan.layers
-    if any(part.sharding or part.experts_sharding for part in parts):
+    if any(strategy.sharding or strategy.experts_sharding for strategy in parts):
         yield changed("ZeRO in parts", "over all ranks", sharding_sizes="0")
     for count in (now // 2, 2 * now):
         if count and batch % count == 0:

@@ -74,7 +74,7 @@ def _changed(plan: Plan, field: str, question: Question, program: str) -> Iterat
         for other in (Recompute.NONE, *MODULES):
             yield _recomputing(plan, (kind if kind in MODULES else other for kind in every))
         for count in range(max(plan.stages) + 1):
-            firsts = (at < count for part in plan.stages for at in range(part))
+            firsts = (at < count for length in plan.stages for at in range(length))
             yield _recomputing(plan, (Recompute.FULL if first else Recompute.NONE for first in firsts))
     elif field == "pp_division":
         even = EvenPlans(program, model, question.cost, question.budget_mib, plan)

@@ -225,7 +225,7 @@ class SearchOptions(TaskOptions, LimitOptions):
         """Options that leave all degrees that a plan has."""
         return {
             "sp_space": "tp+sp" if any(layer.ulysses for layer in plan.layers) else "tp",
-            "max_cp_deg": max(part.context for part in (*plan.layers, plan.vocab)),
+            "max_cp_deg": max(strategy.context for strategy in (*plan.layers, plan.vocab)),
             "max_etp_deg": max(layer.etp for layer in plan.layers),
         }
 
@@ -301,7 +301,7 @@ class SearchOptions(TaskOptions, LimitOptions):
     def shardings(self, sharing: int, apart: int) -> list[int | None]:
         """Ranks over which ZeRO may shard the weights that `sharing` ranks hold, so far apart from each other."""
         parts = {int(nodes) * self.num_gpus_per_node // apart for nodes in self.sharding_sizes.split(",")}
-        return [None, *(part for part in sorted(parts) if 1 < part < sharing and sharing % part == 0)]
+        return [None, *(ranks for ranks in sorted(parts) if 1 < ranks < sharing and sharing % ranks == 0)]
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:

@@ -148,9 +148,9 @@ class SharedTime:
 
     def take(self, shares: int = 1) -> float:
         """Seconds of the next search."""
-        part = shares / max(shares, self._shares)
+        share = shares / max(shares, self._shares)
         self._shares -= shares
-        return max(self._least_s, (self._end - process_time()) * part)
+        return max(self._least_s, (self._end - process_time()) * share)
 
 
 def _require_folder(options: SearchOptions) -> None:
@@ -175,7 +175,7 @@ def on_device(model: Model, options: SearchOptions, cost: CostModel, note: Note 
     """
     question = Question(model, within_size(options, cost, note), cost)
     if (reserve := question.reserve).parts:
-        parts = ", ".join(f"{part.name} {gib(part.mib)}" for part in reserve.parts_on(question.budget_mib))
+        parts = ", ".join(f"{amount.name} {gib(amount.mib)}" for amount in reserve.parts_on(question.budget_mib))
         parts += f", and {reserve.working:.0%} of working memory" if reserve.working else ""
         reserved = f"reserve of {cost.profiles.device.name}: {gib(question.settled.reserve_mib)} GiB"
         note(f"{reserved}: {parts}; --context_mib sets another, in MiB")

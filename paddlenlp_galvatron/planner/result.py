@@ -75,10 +75,10 @@ class Candidate:
     def why_slower_than(self, best: Candidate) -> str:
         """The part of the step that lost most against the best plan."""
         parts, best_parts = self.parts_ms(), best.parts_ms()
-        part = max(parts, key=lambda name: parts[name] - best_parts[name])
+        term = max(parts, key=lambda name: parts[name] - best_parts[name])
         slower = best.samples_per_s / self.samples_per_s - 1
         how = f"{slower:.1%} slower" if slower >= 0 else f"{-slower:.1%} faster, with more strategies"
-        return f"{how}: {part} {parts[part]:.3g} ms per sample (best: {round(best_parts[part], 6):.3g})"
+        return f"{how}: {term} {parts[term]:.3g} ms per sample (best: {round(best_parts[term], 6):.3g})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +120,11 @@ class Need:
             }
         )
         in_term: Mapping[str, Mapping[str, float]] = {
-            "model states": {name: part.states_mib for name, part in parts.items()},
+            "model states": {name: module.states_mib for name, module in parts.items()},
             "activations": {
-                name: count * part.activation_mib for count, (name, part) in zip(held, parts.items(), strict=True)
+                name: count * module.activation_mib for count, (name, module) in zip(held, parts.items(), strict=True)
             },
-            "working memory": {name: part.workspace.total_mib for name, part in parts.items()},
+            "working memory": {name: module.workspace.total_mib for name, module in parts.items()},
             "reserve": {"every layer": memory.context_mib},
         }
         return cls(plan, prediction, stage, term, term_mib, *most(in_term[term]), memory.total_mib)

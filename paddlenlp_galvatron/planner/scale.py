@@ -90,7 +90,7 @@ def scalings(plan: Plan, gpus: int, global_batch: int | None = None) -> list[Pla
     """The plan on `gpus` ranks, the least changed first: with its number of stages, else with a near one, and last with
     one stage instead of several, which would leave the pipeline out. `global_batch`: unset, the plan's, or the nearest
     that whole micro-batches make. Raises UserError where there is none."""
-    unit = lcm(*(part.ranks for part in (*plan.layers, plan.vocab)))
+    unit = lcm(*(strategy.ranks for strategy in (*plan.layers, plan.vocab)))
     counts = [pp for pp in range(1, len(plan.layers) + 1) if gpus % (pp * unit) == 0]
     if not counts:
         raise UserError(

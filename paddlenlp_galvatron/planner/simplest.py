@@ -34,10 +34,10 @@ def best_uniform(
     """The fastest plan with one strategy for all layers that takes less than a limit, and the least bound of the open
     families, in ms per sample."""
     best, bound = None, inf
-    for part in sorted(parts, key=lambda part: part[0]):
-        if part[0] >= limit:
+    for bounded in sorted(parts, key=lambda bounded: bounded[0]):
+        if bounded[0] >= limit:
             break
-        candidate, still_open = solve(_narrowed(part, 1, cost, budget_mib), limit)
+        candidate, still_open = solve(_narrowed(bounded, 1, cost, budget_mib), limit)
         bound = min(bound, still_open)
         if candidate:
             best, limit = candidate, candidate.ms_per_sample
@@ -56,26 +56,30 @@ def simplest(
     """The plan of fewest strategies that takes at most `most_ms` per sample."""
     if uniform and uniform.ms_per_sample <= most_ms:
         return uniform
-    near = [part for part in sorted(parts, key=lambda part: part[0]) if part[0] < most_ms]
+    near = [bounded for bounded in sorted(parts, key=lambda bounded: bounded[0]) if bounded[0] < most_ms]
     used = set(fastest.plan.layers)
     subsets = [
         (least, family, replace(space, layers=[[each for each in run if each in used] for run in space.layers]))
         for least, family, space in near
         if family == PlanFamily.of(fastest.plan) and space.have(fastest.plan, cost.layer_types)
     ]
-    flat = [part for part in near if part[1].chunks == 1]  # with several chunks bounds are too low to reject pairs
+    flat = [
+        bounded for bounded in near if bounded[1].chunks == 1
+    ]  # with several chunks bounds are too low to reject pairs
     for count in range(2, len(used)):
         for wider, most in ((subsets, MOST_SETS), (flat if count == 2 else [], MOST_PAIRS)):
-            narrower = [narrow for part in wider for narrow in islice(_narrowed(part, count, cost, budget_mib), most)]
+            narrower = [
+                narrow for bounded in wider for narrow in islice(_narrowed(bounded, count, cost, budget_mib), most)
+            ]
             if best := solve(narrower, most_ms)[0]:
                 return best
     return fastest
 
 
-def _narrowed(part: Part, count: int, cost: CostModel, budget_mib: float) -> Iterator[Part]:
+def _narrowed(bounded: Part, count: int, cost: CostModel, budget_mib: float) -> Iterator[Part]:
     """The part with each set of `count` strategies for whose layers alone there is memory, those of the fastest ones
     first. Its bound: some stage is busy at least as long as all are on average."""
-    least, family, strategies = part
+    least, family, strategies = bounded
     busy_ms: list[dict[LayerStrategy, float]] = []  # per sample and stage, by run of layers
     rooms: list[dict[LayerStrategy, int]] = []  # one entry a run of layers
     of_stage = family.stages, family.micro_batches, family.chunks

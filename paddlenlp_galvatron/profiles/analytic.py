@@ -180,7 +180,7 @@ class _Passes:
             weights += sum(weight.numbers for weight in matrices if weight.axis is None) * (tp - 1) // tp
         times = self.times(tokens, kept, weights, len(matrices), core)  # a product's start is not split
         shares = recompute_shares(kind, seq, self.precision, self.fused, self.speed.flops / self.speed.bytes)
-        return replace(times, shares={part: shares[part] for part in APART})  # the parts that are measured
+        return replace(times, shares={member: shares[member] for member in APART})  # the parts that are measured
 
     def _kept(self, kind: ModelShape, seq: int, tp: int) -> float:
         all_kept = sum(layer_numbers_per_token(kind, seq, 1, True, self.fused))
@@ -224,8 +224,8 @@ def analytic_computation(
     kinds, speed = kinds_of(model), Speed.of(sheet, precision)
     measured = _Passes(speed, precision, fused, kept_bytes, sequence_parallel).all(kinds, lengths)
 
-    def per_sample(part: str) -> dict[Shape, float]:
-        whole = {key: times for key, times in measured.items() if key.part == part and key.tp == 1}
+    def per_sample(module: str) -> dict[Shape, float]:
+        whole = {key: times for key, times in measured.items() if key.part == module and key.tp == 1}
         return {Shape(key.batch, key.seq): times.forward_ms / key.batch for key, times in whole.items()}
 
     embedding = per_sample(EMBEDDING)
@@ -393,10 +393,10 @@ def recompute_shares(
     core = model.core_flops(seq, Fused.ATTENTION in fused)
     whole = work(2 * model.layer_parameters + core, layer_numbers_per_token(*where))
     shares = {}
-    for part in (*APART, *MODULES):
-        products = sum(step.flops for step in model.block.again(part, fused))
-        flops = products + (core if Recompute.ATTENTION in part else 0)
-        shares[part] = work(flops, recompute_saving_per_token(*where, part)) / whole
+    for member in (*APART, *MODULES):
+        products = sum(step.flops for step in model.block.again(member, fused))
+        flops = products + (core if Recompute.ATTENTION in member else 0)
+        shares[member] = work(flops, recompute_saving_per_token(*where, member)) / whole
     return shares
 
 

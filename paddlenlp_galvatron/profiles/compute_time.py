@@ -88,45 +88,45 @@ class ComputeTimes:
         return self._part(HEAD, samples, seq, tp)
 
     @once
-    def _part(self, part: str, samples: float, seq: int, tp: int) -> PassTimes:
-        measured = {degree: points for (name, degree), points in self._passes.items() if name == part}
-        fitting = [d for d, points in measured.items() if tp % d == 0 and not self._fault(part, points, seq)]
+    def _part(self, module: str, samples: float, seq: int, tp: int) -> PassTimes:
+        measured = {degree: points for (name, degree), points in self._passes.items() if name == module}
+        fitting = [d for d, points in measured.items() if tp % d == 0 and not self._fault(module, points, seq)]
         if fitting:
             degree = max(fitting)
-            return self._measured(part, degree, samples * degree / tp, seq)
-        if part == EMBEDDING and not measured:
+            return self._measured(module, degree, samples * degree / tp, seq)
+        if module == EMBEDDING and not measured:
             return NOTHING
-        forward = self._time(part, self._forward_points(part), samples / tp, seq)
+        forward = self._time(module, self._forward_points(module), samples / tp, seq)
         return PassTimes(forward, 2 * forward, forward)
 
-    def _forward_points(self, part: str) -> dict[Shape, float]:
+    def _forward_points(self, module: str) -> dict[Shape, float]:
         """Whole times in ms of the files' plain keys (which hold times per sample)."""
         times: Mapping[Shape, float] | None
-        if part in (EMBEDDING, HEAD):
-            times = self.profile.other_ms if part == HEAD else None
-            missing = "layertype_other" if part == HEAD else part
+        if module in (EMBEDDING, HEAD):
+            times = self.profile.other_ms if module == HEAD else None
+            missing = "layertype_other" if module == HEAD else module
         else:
-            times = self.profile.layer_ms.get(int(part.rpartition("_")[2]))
-            missing = part
+            times = self.profile.layer_ms.get(int(module.rpartition("_")[2]))
+            missing = module
         if not times:
             raise UserError(
                 f"{missing}: no time in the computation profile; measure it with `galvatron profile computation`"
             )
         return {shape: shape.batch * ms for shape, ms in times.items()}
 
-    def _measured(self, part: str, degree: int, samples: float, seq: int) -> PassTimes:
-        passes = self._passes[part, degree]
-        forward = self._time(part, {s: t.forward_ms for s, t in passes.items()}, samples, seq)
-        backward = self._time(part, {s: t.backward_ms for s, t in passes.items()}, samples, seq)
+    def _measured(self, module: str, degree: int, samples: float, seq: int) -> PassTimes:
+        passes = self._passes[module, degree]
+        forward = self._time(module, {s: t.forward_ms for s, t in passes.items()}, samples, seq)
+        backward = self._time(module, {s: t.backward_ms for s, t in passes.items()}, samples, seq)
         measured_ms = {s: t.recompute_ms for s, t in passes.items() if t.recompute_ms is not None}
-        recompute = self._time(part, measured_ms, samples, seq) if len(measured_ms) == len(passes) else forward
+        recompute = self._time(module, measured_ms, samples, seq) if len(measured_ms) == len(passes) else forward
         shared = [s for s, times in passes.items() if times.shares]
         nearest = min(shared, key=lambda s: (abs(s.seq - seq), abs(s.batch - samples)), default=None)
         return PassTimes(forward, backward, recompute, passes[nearest].shares if nearest else {})
 
-    def _time(self, part: str, points: Mapping[Shape, float], samples: float, seq: int) -> float:
+    def _time(self, module: str, points: Mapping[Shape, float], samples: float, seq: int) -> float:
         """Time in ms: over the batch a curve through the points of one length, over lengths a curve of time a token."""
-        fault = self._fault(part, points, seq)
+        fault = self._fault(module, points, seq)
         if fault:
             raise UserError(fault)
         lengths = _by_length(points)
@@ -135,25 +135,25 @@ class ComputeTimes:
         per_token = {length: Curve.rising(times.items())(samples) / length for length, times in lengths.items()}
         return seq * Curve.through(per_token.items())(seq)
 
-    def _fault(self, part: str, points: Mapping[Shape, object], seq: int) -> str | None:
+    def _fault(self, module: str, points: Mapping[Shape, object], seq: int) -> str | None:
         """Why the points don't determine the times at a sequence length, and what to do; None: they do."""
         lengths = _by_length(points)
         if self.mode is TimeMode.SEQUENCE and seq not in lengths:
-            wanted = 3 if part.startswith("layertype") else 2
+            wanted = 3 if module.startswith("layertype") else 2
             if len(lengths) >= wanted:
                 return None
             return (
-                f"{part}: time_profile_mode sequence needs {wanted} sequence lengths but the profile has "
+                f"{module}: time_profile_mode sequence needs {wanted} sequence lengths but the profile has "
                 f"{_listed(lengths)}; measure more around {seq} with `galvatron profile computation`"
             )
         if seq not in lengths:
             return (
-                f"{part}: sequence length {seq} was not measured (the profile has {_listed(lengths)}); measure it, or "
-                "measure several lengths and search with time_profile_mode sequence"
+                f"{module}: sequence length {seq} was not measured (the profile has {_listed(lengths)}); measure it, "
+                "or measure several lengths and search with time_profile_mode sequence"
             )
         if self.mode is TimeMode.BATCH and len(lengths[seq]) < 2:
             return (
-                f"{part}: time_profile_mode batch needs two batch sizes or more at sequence length {seq} but the "
+                f"{module}: time_profile_mode batch needs two batch sizes or more at sequence length {seq} but the "
                 f"profile has {_listed(lengths[seq])}; measure more, or search with time_profile_mode static"
             )
         return None

@@ -95,8 +95,8 @@ def times(path: str, content: dict[str, Any], seqs: Sequence[int], note: Note) -
     by_batch = {match[1] for key in whole if (match := _TIME.fullmatch(key)) and match[3]}
     parts, faults = set(), Faults()
     for key, value in sorted(whole.items(), key=lambda item: _has_no_batch(item[0])):
-        if part := _PART_TIME.fullmatch(key):
-            parts.add(part[5])
+        if documented := _PART_TIME.fullmatch(key):
+            parts.add(documented[5])
         elif not (match := _TIME.fullmatch(key)):
             read.content[key] = value
         elif not match[3] and match[1] in by_batch:
@@ -112,7 +112,7 @@ def times(path: str, content: dict[str, Any], seqs: Sequence[int], note: Note) -
             f"{path}: holds times of {' and '.join(sorted(parts))} alone, not of whole layers; measure these with "
             "`galvatron profile computation`"
         )
-    read.skipped.extend(f"…_{part}" for part in sorted(parts))
+    read.skipped.extend(f"…_{documented}" for documented in sorted(parts))
     return read
 
 

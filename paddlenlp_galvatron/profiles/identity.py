@@ -45,8 +45,8 @@ def require_same_model(path: str | Path, meta: Meta, models: Sequence[ModelShape
 def name_faults(path: str | Path, model: ModelShape) -> list[str]:
     """Reasons in a file's name why it is not of this model's layers."""
     name = Path(path).name.lower()
-    if part := _PART.search(name):
-        return [f"the file's name says that it is of {part[1]} alone"]
+    if of_part := _PART.search(name):
+        return [f"the file's name says that it is of {of_part[1]} alone"]
     if match := _SIZES.search(name):
         hidden, heads = int(match[1]), int(match[2])
         if (hidden, heads) != (model.hidden_size, model.heads):

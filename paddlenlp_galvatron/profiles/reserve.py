@@ -78,7 +78,7 @@ class Reserve:
 
     @property
     def fixed_mib(self) -> float:
-        return sum(part.mib for part in self.parts)
+        return sum(amount.mib for amount in self.parts)
 
     @property
     def freed(self) -> float | None:
@@ -88,7 +88,7 @@ class Reserve:
     def having(self, communicators: int) -> Reserve:
         """The reserve with as many communicators as a plan has."""
         counted = self.communicator.times(communicators)
-        return replace(self, parts=tuple(counted if part.name == counted.name else part for part in self.parts))
+        return replace(self, parts=tuple(counted if amount.name == counted.name else amount for amount in self.parts))
 
     def allocator_mib(self, tensors_mib: float, working_mib: float) -> float:
         """The most that the allocator takes of a device whose tensors take this at their peak, `working_mib` of it

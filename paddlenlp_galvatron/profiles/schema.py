@@ -119,7 +119,7 @@ class Keys(Generic[Key]):
         """`parts`: the fields {…} and […] of the form; `made(*fields)` builds the key, a tuple or the only field."""
         self.form, self._made, self._parts = form, made, parts
         self._fixed = re.split(r"\{[^}]*\}|\[[^]]*\]", form)
-        groups = (f"({part.pattern})" for part in parts)
+        groups = (f"({field.pattern})" for field in parts)
         pattern = "".join(re.escape(text) + next(groups, "") for text in self._fixed)
         self._pattern = re.compile(pattern, re.DOTALL)
 
@@ -133,12 +133,12 @@ class Keys(Generic[Key]):
         if not match:
             raise at.at(key).unknown(self.form)
         where = at if self._fixed == ["", ""] else at.at(key)
-        return self._made(*(part.read(where, text) for part, text in zip(self._parts, match.groups(), strict=True)))
+        return self._made(*(field.read(where, text) for field, text in zip(self._parts, match.groups(), strict=True)))
 
     def write(self, key: Key) -> str:
         """The key's text."""
         values: Sequence[Any] = key if isinstance(key, tuple) else (key,)
-        texts = (part.write(value) for part, value in zip(self._parts, values, strict=True))
+        texts = (field.write(value) for field, value in zip(self._parts, values, strict=True))
         return "".join(text + next(texts, "") for text in self._fixed)
 
 

@@ -203,7 +203,7 @@ def memory(fits: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Itera
         if of_device[0].held and not of_device[0].best and any(fit.best for fit in of_device):
             yield f"{name}{of_device[0].gpus} GPUs: {of_device[0].held}"
         if parts := of_device[-1].question.reserve.parts_on(of_device[-1].question.budget_mib):
-            amounts = ", ".join(f"{part.name} {part.mib / GIB_MIB:.2f}" for part in parts)
+            amounts = ", ".join(f"{amount.name} {amount.mib / GIB_MIB:.2f}" for amount in parts)
             yield f"{name}bound: estimate of tensors + {amounts} GiB on a full GPU"
     if working := max(fit.question.reserve.working for fit in fits):
         yield f"the allocator may also keep {working:.0%} of working memory when it is freed"

@@ -99,7 +99,7 @@ def assumed(assumptions: Mapping[str, Assumption]) -> str:
 
 def _by_origin(assumptions: Mapping[str, Assumption]) -> str:
     origins = dict.fromkeys(assumption.origin for assumption in assumptions.values())
-    named = {origin: [str(part) for part in assumptions.values() if part.origin == origin] for origin in origins}
+    named = {origin: [str(each) for each in assumptions.values() if each.origin == origin] for origin in origins}
     return "; ".join(f"{origin}: {', '.join(words)}" for origin, words in named.items())
 
 
@@ -233,7 +233,7 @@ def _has_experts(layer: LayerStrategy) -> bool:
 
 def _beside(plan: Plan) -> list[Axis]:
     """The axes besides that of `degree` that any layer has: a column each."""
-    used = {axis for part in (*plan.layers, plan.vocab) for axis, degree in part.beside if degree > 1}
+    used = {axis for strategy in (*plan.layers, plan.vocab) for axis, degree in strategy.beside if degree > 1}
     return [axis for axis in STAGE if axis in used]
 
 

@@ -82,8 +82,8 @@ def _inside(plan: Plan, cost: CostModel, stage: int, chunk: int) -> ByKind[list[
         names.insert(0, "input")
     forward: list[Piece] = []
     backward: list[Piece] = []
-    for name, part in zip(names, parts, strict=True):
-        there, back = part.terms.passes
+    for name, module in zip(names, parts, strict=True):
+        there, back = module.terms.passes
         forward += [
             (name, "compute", there.compute_ms),
             ("gather weights", "collective", there.gather_ms),
@@ -109,7 +109,7 @@ def _inside(plan: Plan, cost: CostModel, stage: int, chunk: int) -> ByKind[list[
 
 def _sync(parts: list[LayerCost]) -> Iterator[Piece]:
     """Terms after the last backward of a stage."""
-    terms = [part.terms for part in parts]
+    terms = [module.terms for module in parts]
     reduce_ms = sum(each.finish_ms + each.reduce_ms for each in terms)
     yield "reduce gradients", "collective", reduce_ms
     yield "optimizer", "optimizer", sum(each.optimizer_ms for each in terms)

@@ -49,7 +49,7 @@ class OwnPositions(nn.Layer):  # type: ignore[misc]
         """(cosines, sines), each [1, own tokens, 1, D]."""
         if x.dtype not in self._own:
             every = self._table(x, seq_len=self._chunks[-1][1])
-            self._own[x.dtype] = tuple(own_rows(part, self._chunks, axis=1) for part in every)
+            self._own[x.dtype] = tuple(own_rows(table, self._chunks, axis=1) for table in every)
         return self._own[x.dtype]
 
 

@@ -32,8 +32,8 @@ def samples_of(batch: Batch) -> Samples:
 
 def behind(samples: Samples, seq_length: int) -> tuple[Tokens, Tokens]:
     """(ids, labels) one token further, as MTP takes them, of rows of whole samples; no label where a document ends."""
-    ids, labels = (part.reshape([-1, seq_length]) for part in samples[:2])
-    further, of_further = (np.roll(part, -1, axis=1) for part in (ids, labels))
+    ids, labels = (values.reshape([-1, seq_length]) for values in samples[:2])
+    further, of_further = (np.roll(values, -1, axis=1) for values in (ids, labels))
     last = np.zeros(ids.shape, bool)
     last[:, -1] = True
     if samples.ends is not None:

@@ -114,14 +114,14 @@ class Engine:
         local_rows = list(self.rows)
         if not isinstance(batch, tuple):
             return self.share(batch[local_rows])
-        rows: list[Any] = [part if part is None else part[local_rows] for part in samples_of(batch)]
+        rows: list[Any] = [field if field is None else field[local_rows] for field in samples_of(batch)]
         return self.share(Samples(*rows))
 
     def _by_micro_batch(self, rows: Samples) -> Samples:
         """Each part of this rank's rows, by micro-batch."""
         count, samples, pairs = self.plan.micro_batches, len(self.stage.samples), rows.pairs
         tokens: list[Any] = [
-            part if part is None else part.reshape(count, samples * self.seq_length) for part in rows[:3]
+            field if field is None else field.reshape(count, samples * self.seq_length) for field in rows[:3]
         ]
         ids, labels, ends = tokens
         return Samples(ids, labels, ends, None if pairs is None else pairs.reshape(count, samples, *pairs.shape[1:]))

@@ -120,8 +120,8 @@ class HostStates:
             gradient = gradient if gradient.is_contiguous() else gradient.contiguous()
             for start in range(0, int(values.size), PART):
                 stop = min(start + PART, int(values.size))
-                part = part_of(gradient, start, stop)
-                self._update_part(optimizer, trainable, part_of(values, start, stop), part, factor, start, stop)
+                piece = part_of(gradient, start, stop)
+                self._update_part(optimizer, trainable, part_of(values, start, stop), piece, factor, start, stop)
             trainable.drop_gradient()
             trainable.owner.publish(values)
 

@@ -76,10 +76,10 @@ class NewFactors:
     def __init__(self, seed: int):
         self._drawn = SeededWeights(seed, 1.0)
 
-    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
+    def __call__(self, name: str, shape: tuple[int, ...], rank_slice: Slice = WHOLE) -> Array:
         if name.endswith(FACTORS[1]):
-            return part.of(np.zeros(shape, np.float32))
-        return self._drawn.uniform(name, shape, part, 1 / sqrt(shape[0]))
+            return rank_slice.of(np.zeros(shape, np.float32))
+        return self._drawn.uniform(name, shape, rank_slice, 1 / sqrt(shape[0]))
 
 
 class Tuned:
@@ -88,8 +88,8 @@ class Tuned:
     def __init__(self, base: WeightSource, adapters: WeightSource):
         self._base, self._adapters = base, adapters
 
-    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
-        return (self._adapters if is_factor(name) else self._base)(name, shape, part)
+    def __call__(self, name: str, shape: tuple[int, ...], rank_slice: Slice = WHOLE) -> Array:
+        return (self._adapters if is_factor(name) else self._base)(name, shape, rank_slice)
 
 
 class _Frozen(Unit):

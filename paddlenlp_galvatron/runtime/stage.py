@@ -281,7 +281,7 @@ class Stage:
             answers[:, column][padding] = 2 * most * len(places)  # no answer's number
             of_pairs[:, places[sample]] = pairs[:, column]
         numbers = self.own(answers.reshape(ends.shape)).astype(np.int32)
-        return list(zip(*(device.to_device(part).unbind() for part in (numbers, of_pairs)), strict=True))
+        return list(zip(*(device.to_device(array).unbind() for array in (numbers, of_pairs)), strict=True))
 
     def own(self, tokens: Tokens) -> Tokens:
         """This rank's tokens [micro-batches, U], of those of its `samples`."""

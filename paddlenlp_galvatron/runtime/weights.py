@@ -77,7 +77,7 @@ class WeightSource(Protocol):
     """Returns a rank's slice of a weight, by PaddleNLP's name and whole shape. Replicas each read a share and exchange
     them."""
 
-    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array: ...
+    def __call__(self, name: str, shape: tuple[int, ...], rank_slice: Slice = WHOLE) -> Array: ...
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ class SeededWeights:
     seed: int
     deviation: float  # standard deviation of the normal weights
 
-    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
+    def __call__(self, name: str, shape: tuple[int, ...], rank_slice: Slice = WHOLE) -> Array:
         if len(shape) == 1:
-            return part.of(np.full(shape, 0.0 if name.endswith("bias") else 1.0, np.float32))
-        out = np.zeros(part.size(shape), np.float32)  # zeros beyond the weight are padding
-        (top, bottom), (left, right) = (part.interval(axis, length) for axis, length in enumerate(shape))
+            return rank_slice.of(np.full(shape, 0.0 if name.endswith("bias") else 1.0, np.float32))
+        out = np.zeros(rank_slice.size(shape), np.float32)  # zeros beyond the weight are padding
+        (top, bottom), (left, right) = (rank_slice.interval(axis, length) for axis, length in enumerate(shape))
         bottom, right = min(bottom, shape[0]), min(right, shape[1])
         first = left // TILE[1] * TILE[1]
         for row in range(top // TILE[0] * TILE[0], bottom if left < right else 0, TILE[0]):
@@ -105,10 +105,10 @@ class SeededWeights:
             np.multiply(drawn, self.deviation, out=out[start - top : stop - top, : right - left])
         return out
 
-    def uniform(self, name: str, shape: tuple[int, ...], part: Slice, largest: float) -> Array:
+    def uniform(self, name: str, shape: tuple[int, ...], rank_slice: Slice, largest: float) -> Array:
         """A part of a small matrix, uniform between -largest and largest."""
         drawn = np.random.default_rng(self._key(f"{name}/uniform")).random(shape, np.float32)
-        return part.of(largest * (2 * drawn - 1))
+        return rank_slice.of(largest * (2 * drawn - 1))
 
     def _key(self, name: str) -> int:
         return int.from_bytes(hashlib.sha256(f"{self.seed}/{name}".encode()).digest()[:16], "big")

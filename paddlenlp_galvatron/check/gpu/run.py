@@ -64,13 +64,13 @@ def check(parts: Sequence[str], most_ranks: int, device: Device, folder: Path, s
     """Run parts one after the other; `folder` is new. A part that fails keeps no other from running."""
     end = time.monotonic() + seconds
     write_text(folder / MACHINE, json.dumps(WRITER | _machine(), indent=2) + "\n")
-    plain = [(part, ranks) for part in parts for ranks in worlds(most_ranks)]
-    for part, ranks in plain:
-        if ranks < most_ranks and not PARTS[part].every_world:
+    plain = [(suite, ranks) for suite in parts for ranks in worlds(most_ranks)]
+    for suite, ranks in plain:
+        if ranks < most_ranks and not PARTS[suite].every_world:
             continue
         left_s = end - time.monotonic()
-        part_folder = folder / part / f"{ranks}-ranks"
-        setting = CheckSetting(part, ranks, device, part_folder, time.monotonic() + PARTS[part].share * left_s)
+        part_folder = folder / suite / f"{ranks}-ranks"
+        setting = CheckSetting(suite, ranks, device, part_folder, time.monotonic() + PARTS[suite].share * left_s)
         if left_s < LEAST_S:
             yield setting.no_time("all of it", f"no time was left of {seconds:.0f} s")
             continue

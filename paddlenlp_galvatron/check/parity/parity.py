@@ -147,13 +147,13 @@ def small_case(
 ) -> Case:
     """A case for a plan: the smallest model that all its degrees split, with GQA where the family uses it."""
     parts = (*plan.layers, plan.vocab)
-    degrees = lcm(*(part.degree for part in parts))
+    degrees = lcm(*(strategy.degree for strategy in parts))
     heads = 2 * max(degrees, 2)
     traits = FAMILIES[family]
     kv_heads = kv_heads or heads // traits.heads_per_kv_head
     if heads % kv_heads:
         raise UserError(f"kv_heads: {heads} heads do not share {kv_heads} kv heads evenly")
-    chunks = (part.degree * prod(chunks_of_a_sample(*axis) for axis in part.beside) for part in parts)
+    chunks = (strategy.degree * prod(chunks_of_a_sample(*axis) for axis in strategy.beside) for strategy in parts)
     tokens = lcm(*chunks)  # a sample is a multiple of these
     seq_length = -(-16 // tokens) * tokens
     shape = ModelShape(

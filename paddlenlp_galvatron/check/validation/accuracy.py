@@ -69,9 +69,9 @@ def _term(span: Mapping[str, Any], outer: str) -> str:
 
 def predicted_ms(plan: Plan, cost: CostModel, stage: int, step_ms: float) -> dict[str, float]:
     """The same terms of one stage, predicted; `waiting` includes being idle."""
-    parts = [part_ms(part.terms, plan.micro_batches) for part in cost.stage_parts(plan, stage)]
-    terms = {name: sum(part.get(name, 0.0) for part in parts) for name in BUSY}
-    terms["tensor"] += sum(part["experts"] for part in parts)  # inside passes, so measured as one
+    parts = [part_ms(module.terms, plan.micro_batches) for module in cost.stage_parts(plan, stage)]
+    terms = {name: sum(module.get(name, 0.0) for module in parts) for name in BUSY}
+    terms["tensor"] += sum(module["experts"] for module in parts)  # inside passes, so measured as one
     terms["layouts"] = layouts_ms(plan, cost, stage)
     return {**terms, "waiting": step_ms - sum(terms.values()), "idle": 0.0}
 

@@ -67,7 +67,7 @@ class Positions(nn.Layer):  # type: ignore[misc]
 
     def forward(self, x: Any, seq_len: int) -> Any:
         parts = self._table(x, seq_len=seq_len)
-        return tuple(part.reshape([-1, part.shape[-1]] if self._flat else [1, -1, 1, part.shape[-1]]) for part in parts)
+        return tuple(each.reshape([-1, each.shape[-1]] if self._flat else [1, -1, 1, each.shape[-1]]) for each in parts)
 
 
 def _latent_norm(config: Any, size: int) -> Any:

@@ -151,14 +151,14 @@ class FusedExperts:
         """A factor of an expert as PaddleNLP has it."""
         tensor, both = self._read(factor.fused), factor.product < 2
         if factor.is_first:
-            part = tensor.reshape(self._experts, -1, tensor.shape[1])[factor.expert].T
+            matrix = tensor.reshape(self._experts, -1, tensor.shape[1])[factor.expert].T
         else:
-            part = tensor.reshape(tensor.shape[0], -1, self._experts)[:, :, factor.expert].T
+            matrix = tensor.reshape(tensor.shape[0], -1, self._experts)[:, :, factor.expert].T
             if both:
-                part = np.split(part, 2, axis=1)[factor.product] * np.float32(self._scale)
+                matrix = np.split(matrix, 2, axis=1)[factor.product] * np.float32(self._scale)
         if both and self._halves:
-            part = np.split(part, 2, axis=1 if factor.is_first else 0)[factor.product]
-        return part
+            matrix = np.split(matrix, 2, axis=1 if factor.is_first else 0)[factor.product]
+        return matrix
 
 
 def peft_tensor(name: str, factors: list[StoredFactor], read: Callable[[StoredFactor], Array]) -> Tensor:
@@ -216,8 +216,8 @@ class AdapterFolder:
             self._require_all()
         self.rank_of_experts = self._fused.rank(self._factors.values()) if self._fused else self.adapters.rank
 
-    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
-        return part.of(self._read(self._factors[name]))
+    def __call__(self, name: str, shape: tuple[int, ...], rank_slice: Slice = WHOLE) -> Array:
+        return rank_slice.of(self._read(self._factors[name]))
 
     def _open(self, folder: Path, experts: int) -> Adapters:
         peft = (folder / PEFT_CONFIG).exists()
@@ -309,7 +309,7 @@ class AdapterFolder:
 def _names(model: str | Path) -> set[str]:
     """Names that a model's path gives it: of its folder, or of its repository in a hub's cache."""
     parts = Path(str(model).lower()).parts
-    return {*parts[-1:], *(part.split("--")[-1] for part in parts if part.startswith("models--"))}
+    return {*parts[-1:], *(folder.split("--")[-1] for folder in parts if folder.startswith("models--"))}
 
 
 def open_adapters(folder: Path, shape: ModelShape, wanted: Adapters) -> AdapterFolder:

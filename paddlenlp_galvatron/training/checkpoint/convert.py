@@ -40,10 +40,10 @@ def to_checkpoint(source: Path, shape: ModelShape, target: Path, advance: Advanc
             path = folder / f"module-{number:05d}.safetensors"
             tensors, stored = [], []
             for k, weight in enumerate(module):
-                part = WeightPiece(weight.name, weight.shape, WHOLE, 0, math.prod(weight.shape))
+                piece = WeightPiece(weight.name, weight.shape, WHOLE, 0, math.prod(weight.shape))
                 read = partial(weights, weight.name, weight.shape)
-                tensors.append(Tensor(f"{k:05d}.{WEIGHT}", (part.stop,), read))
-                stored.append({"key": f"{k:05d}", "parts": [asdict(part) | {"offset": 0}]})
+                tensors.append(Tensor(f"{k:05d}.{WEIGHT}", (piece.stop,), read))
+                stored.append({"key": f"{k:05d}", "parts": [asdict(piece) | {"offset": 0}]})
             facts = write_tensors(path, tensors, Precision.FP32, advance)
             files.append(asdict(facts) | {"tensors": stored})
         index = {

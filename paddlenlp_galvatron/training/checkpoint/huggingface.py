@@ -133,18 +133,18 @@ class HuggingFaceWeights:
         for tensor, original in equal.items():
             _require_equal(files, tensor, original)
 
-    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
+    def __call__(self, name: str, shape: tuple[int, ...], rank_slice: Slice = WHOLE) -> Array:
         """Raises UserError: the tensor cannot be read."""
         weight = self._weights[name]
         real = []  # ids beyond the vocabulary are padding
         for axis, length in enumerate(shape):
-            start, stop = part.interval(axis, length)
+            start, stop = rank_slice.interval(axis, length)
             real.append(slice(start, min(stop, length)) if start < length else slice(0))
         with opened(self._files[weight.tensor]) as file:
             stored = file.get_slice(weight.tensor)[tuple(real[::-1] if weight.transposed else real)]
         require_finite(stored, self._files[weight.tensor], weight.tensor)
         array: Array = np.ascontiguousarray(stored.T if weight.transposed else stored, np.float32)
-        return part.pad(array, shape)
+        return rank_slice.pad(array, shape)
 
     @property
     def note(self) -> str:

@@ -187,11 +187,11 @@ class CheckpointWeights:
         self.files = sorted(checkpoint.folder / stored.file for stored in checkpoint.index.files)
         self._stored = StoredNumbers(checkpoint)
 
-    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
+    def __call__(self, name: str, shape: tuple[int, ...], rank_slice: Slice = WHOLE) -> Array:
         """Raises UserError: the checkpoint lacks numbers of the part."""
-        local = part.size(shape)
+        local = rank_slice.size(shape)
         array = np.zeros(math.prod(local), np.float32)
-        self._stored.fill_part(WeightPiece(name, shape, part, 0, array.size), WEIGHT, array)
+        self._stored.fill_part(WeightPiece(name, shape, rank_slice, 0, array.size), WEIGHT, array)
         require_finite(array, self.checkpoint.folder, name)
         return array.reshape(local)
 
@@ -206,28 +206,29 @@ class StoredNumbers:
         for stored in checkpoint.index.files:
             for tensor in stored.tensors:
                 for item in tensor.parts:
-                    part = WeightPiece(item.weight, item.shape, Slice(**item.slice.model_dump()), item.start, item.stop)
-                    location = part, part.rows, stored.file, tensor.key, item.offset
+                    cut = Slice(**item.slice.model_dump())
+                    piece = WeightPiece(item.weight, item.shape, cut, item.start, item.stop)
+                    location = piece, piece.rows, stored.file, tensor.key, item.offset
                     self._parts.setdefault(item.weight, []).append(location)
 
     def fill(self, trainable: Trainable, kind: str) -> Any:
         """A flat fp32 array for the trainable tensor; padding is zero."""
         out = np.zeros(trainable.tensor.size, np.float32)
-        for part, offset in pieces_of(trainable):
-            self.fill_part(part, kind, out[offset : offset + part.stop - part.start])
+        for piece, offset in pieces_of(trainable):
+            self.fill_part(piece, kind, out[offset : offset + piece.stop - piece.start])
         return out
 
-    def fill_part(self, part: WeightPiece, kind: str, out: Any) -> None:
+    def fill_part(self, piece: WeightPiece, kind: str, out: Any) -> None:
         """Write the numbers of a part into a flat array."""
-        filled, wanted = np.zeros(len(out), bool), part.rows
-        for source, rows, file, key, begin in self._parts.get(part.weight, ()):
+        filled, wanted = np.zeros(len(out), bool), piece.rows
+        for source, rows, file, key, begin in self._parts.get(piece.weight, ()):
             if rows.stop <= wanted.start or wanted.stop <= rows.start:
                 continue
-            if source.shape != part.shape:
-                raise BrokenCheckpoint(f"{self._folder}: {part.weight} is {source.shape} instead of {part.shape}")
-            self._copy(source, part, file, f"{key}.{kind}", begin, out, filled)
-        if int(filled.sum()) != part.real:
-            raise BrokenCheckpoint(f"{self._folder}: lacks numbers of {part.weight}")
+            if source.shape != piece.shape:
+                raise BrokenCheckpoint(f"{self._folder}: {piece.weight} is {source.shape} instead of {piece.shape}")
+            self._copy(source, piece, file, f"{key}.{kind}", begin, out, filled)
+        if int(filled.sum()) != piece.real:
+            raise BrokenCheckpoint(f"{self._folder}: lacks numbers of {piece.weight}")
 
     def _copy(
         self, source: WeightPiece, target: WeightPiece, file: str, key: str, begin: int, out: Any, filled: Any

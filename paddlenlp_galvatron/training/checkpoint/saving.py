@@ -145,7 +145,7 @@ class Writer:
                 stored = state.get(state_key(trainable, moment))
                 if stored is not None:
                     arrays.append(_copied(f"{key}.{moment}", stored))
-            parts = [asdict(part) | {"offset": offset} for part, offset in pieces_of(trainable)]
+            parts = [asdict(piece) | {"offset": offset} for piece, offset in pieces_of(trainable)]
             tensors.append({"key": key, "parts": parts})
         first: Trainable = self._engine.trainables[0]  # every tensor is updated equally often
         powers = {power: float(state[key]) for power in POWERS if (key := state_key(first, power)) in state}

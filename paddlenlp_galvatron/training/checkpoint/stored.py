@@ -97,7 +97,7 @@ class StoredTensor(_Stored):
     @property
     def numbers(self) -> int:
         """The least length of the array."""
-        return max((part.offset + part.stop - part.start for part in self.parts), default=0)
+        return max((piece.offset + piece.stop - piece.start for piece in self.parts), default=0)
 
 
 class StoredFile(_Stored):
@@ -147,10 +147,10 @@ class Index(_Stored):
             raise ValueError("plan: one of plan and precision is given")
         shapes: dict[str, tuple[int, ...]] = {}
         stored: Counter[str] = Counter()
-        for part in (part for file in self.files for tensor in file.tensors for part in tensor.parts):
-            if shapes.setdefault(part.weight, part.shape) != part.shape:
-                raise ValueError(f"{part.weight}: has several shapes")
-            stored[part.weight] += part.stop - part.start
+        for piece in (piece for file in self.files for tensor in file.tensors for piece in tensor.parts):
+            if shapes.setdefault(piece.weight, piece.shape) != piece.shape:
+                raise ValueError(f"{piece.weight}: has several shapes")
+            stored[piece.weight] += piece.stop - piece.start
         for weight, shape in shapes.items():
             if stored[weight] < math.prod(shape):
                 raise ValueError(f"lacks numbers of {weight}")

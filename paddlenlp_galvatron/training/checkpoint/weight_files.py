@@ -173,7 +173,7 @@ def require_unwrapped(unknown: Iterable[str], wanted: str, folder: Path) -> None
     for tensor in unknown:
         if tensor == name or tensor.endswith(f".{name}"):
             prefix = tensor.removesuffix(name)
-            whose = next(whose for part, whose in WRAPPERS.items() if part in prefix) if prefix else FOREIGN["headless"]
+            whose = next(whose for key, whose in WRAPPERS.items() if key in prefix) if prefix else FOREIGN["headless"]
             raise UserError(f"{folder}: has tensor {tensor} in place of {wanted}: {whose}")
 
 

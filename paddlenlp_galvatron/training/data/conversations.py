@@ -294,7 +294,7 @@ def _adds_blank(tokenizer: Tokenizer) -> bool:
     """Whether a text gets something in front, as SentencePiece's do."""
     text = tokenizer.normalizer.normalize_str("a") if tokenizer.normalizer else "a"
     parts = tokenizer.pre_tokenizer.pre_tokenize_str(text) if tokenizer.pre_tokenizer else [(text, None)]
-    return "".join(part for part, _ in parts) != "a"
+    return "".join(piece for piece, _ in parts) != "a"
 
 
 def _places(

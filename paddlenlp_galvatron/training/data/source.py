@@ -152,8 +152,8 @@ class TrainingData(BatchSource):
         """Open the data. With `vocab_size`, a batch that holds a token beyond it is refused; with `keep`, the order of
         samples is kept next to the data. Raises UserError."""
         parts = parse_data(str(data))
-        self._sets = [DataSet(part.path, seq_length, seed, split, shares, keep) for part in parts]
-        self._weights = _shares([part.weight for part in parts])
+        self._sets = [DataSet(entry.path, seq_length, seed, split, shares, keep) for entry in parts]
+        self._weights = _shares([entry.weight for entry in parts])
         self._order = _blend(self._weights, FIRST_BLOCK) if len(parts) > 1 else None
         self._vocab_size, self._seq_length = vocab_size, seq_length
         self._step = "step" if split == "train" else f"{split} batch"  # word in messages
@@ -226,7 +226,7 @@ def parse_data(data: str) -> list[BlendPart]:
         parts = [BlendPart(float(weight), Path(name)) for weight, name in zip(words[::2], words[1::2], strict=True)]
     except ValueError:
         parts = []
-    if not parts or min(part.weight for part in parts) <= 0 or not np.isfinite(sum(part.weight for part in parts)):
+    if not parts or min(entry.weight for entry in parts) <= 0 or not np.isfinite(sum(entry.weight for entry in parts)):
         raise UserError(f'data: "{data}" is no weight above 0 before each data set, such as "0.7 a 0.3 b"')
     return parts
 

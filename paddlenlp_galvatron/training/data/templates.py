@@ -128,7 +128,7 @@ class TurnTemplate(Template):
         content = read_json(path)
         fields = content if isinstance(content, dict) else {}
         system, turn = fields.get("system") or "", fields.get("conversation")
-        if not isinstance(system, str) or not isinstance(turn, list) or [type(part) for part in turn] != [str, str]:
+        if not isinstance(system, str) or not isinstance(turn, list) or [type(text) for text in turn] != [str, str]:
             raise UserError(f'{path}: "conversation" must be two texts, the user\'s and the bot\'s, and "system" one')
         self.text, self.file = "\0".join([system, *turn]), read_bytes(path)
         self._parts, self._path = [system, *turn], path
@@ -151,7 +151,7 @@ class TurnTemplate(Template):
         for index, (user, bot) in enumerate(pairs):
             fields = {"user": user.get("content", ""), "bot": bot.get("content", ""), "index": index}
             fields |= values | {"is_first": index == 0, "is_last": index == len(pairs) - 1}
-            asked, answer = (_rendered(part, fields) for part in turn)
+            asked, answer = (_rendered(template, fields) for template in turn)
             start = len(result.text) + len(asked)
             result.text += asked + answer
             result.turns.append(Turn(start, len(result.text), len(messages) - len(rest) + 2 * index + 1))

@@ -296,7 +296,7 @@ def encode_limited(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]
     what = f"tokenizer: turning {size_bytes:,} bytes of text into tokens"
     numbers = np.frombuffer(tokenising(work, what, size_bytes), np.int64)
     ids, ends = numbers[1 + numbers[0] :], np.cumsum(numbers[1 : 1 + numbers[0]])
-    return [part.tolist() for part in np.split(ids, ends[:-1])] if len(texts) else []
+    return [row.tolist() for row in np.split(ids, ends[:-1])] if len(texts) else []
 
 
 def tokenising(work: Callable[[], bytes], name: str, size_bytes: int) -> bytes:

@@ -209,7 +209,7 @@ class TuningData(InPasses):
     @property
     def lengths(self) -> Lengths:
         """Lengths over all rows."""
-        rows, pieces, tokens = (np.asarray(part[0 : len(part)]) for part in (self._rows, self._pieces, self._tokens))
+        rows, pieces, tokens = (np.asarray(each[0 : len(each)]) for each in (self._rows, self._pieces, self._tokens))
         length, tokens_held = self._seq_length, rows[:, 2].sum()
         squares = ((pieces[:, 1] - 1.0) ** 2).sum() + ((length - rows[:, 2]) ** 2.0).sum()  # padding is one document
         starts = np.zeros(len(tokens), bool)
@@ -287,7 +287,7 @@ def _build(encoder: Encoder, files: Sequence[Path], layout: RowLayout) -> list[N
             f"{files[0]}: holds no sample with anything to learn within src_length and max_length ({len(remarks)} have "
             f"none left{lost}); give other data or longer samples"
         )
-    sizes = np.array([len(part) for part in parts])
+    sizes = np.array([len(piece) for piece in parts])
     places = sizes.cumsum() - sizes
     rows = pack((sizes - 1).reshape(-1, together).sum(1).tolist(), layout.seq_length, layout.packing)
     rows = [[together * number + each for number in row for each in range(together)] for row in rows]

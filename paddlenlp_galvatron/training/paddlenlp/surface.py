@@ -236,7 +236,7 @@ def inputs_of(rows: Rows, step: int, micro_batch: int, plan: Plan, args: RunArgu
     first = micro_batch * plan.micro_batch + args.dataset_rank * args.train_batch_size
     ids, labels, *_ = samples_of(rows(step, range(first, first + args.train_batch_size)))
     parts = {"input_ids": ids, "labels": labels}
-    return {name: paddle.to_tensor(part, place=paddle.CPUPlace()) for name, part in parts.items()}
+    return {name: paddle.to_tensor(array, place=paddle.CPUPlace()) for name, array in parts.items()}
 
 
 def refuse_arguments(values: Mapping[str, Any]) -> None:
