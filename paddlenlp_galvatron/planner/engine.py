@@ -91,13 +91,14 @@ class _Search:
                     best.offer(chosen, PlanFamily.of(chosen.plan))  # few strategies are searched better than many
                 fastest, *_ = ranked = best.ranked
                 lower_bound_s = min(fastest.time_s, best.unproven_ms * step_s)
+                left_out_s = best.left_out_ms * fastest.plan.global_batch / MS_PER_S
         if not ranked:
             need = None if self.cancel.cancelled else self._need(solver)
             return SearchResult(None, inf, time.perf_counter() - start, best.outcomes, best.bounds_s, need=need)
         family = PlanFamily.of(chosen.plan)
         others = [other for other in ranked if PlanFamily.of(other.plan) != family]
         return SearchResult(
-            best=documented(chosen, self.cost, self.options, lower_bound_s),
+            best=documented(chosen, self.cost, self.options, lower_bound_s, left_out_s),
             lower_bound_s=lower_bound_s,
             search_time_s=time.perf_counter() - start,
             outcomes=best.outcomes,
@@ -107,7 +108,7 @@ class _Search:
             uniform=uniform,
             uniform_bound_s=uniform_bound_s,
             too_wide=len(solver.cores.too_wide),
-            left_out_s=best.left_out_ms * fastest.plan.global_batch / MS_PER_S,
+            left_out_s=left_out_s,
         )
 
     @property

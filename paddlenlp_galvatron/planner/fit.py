@@ -68,7 +68,7 @@ class FitOptions(TaskOptions, LimitOptions, JobOptions):
     seq_length: Size | None = None
     global_train_batch_size: Samples = BATCH
     max_cp_deg: Ranks | None = None
-    max_virtual_pp_deg: Layers = 1
+    max_virtual_pp_deg: Layers | None = None
     use_flash_attention: bool | None = None
     days: Positive | None = None
     budget: Positive | None = None

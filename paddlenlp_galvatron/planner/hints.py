@@ -12,18 +12,16 @@ from typing import Any
 
 from ..base.errors import GalvatronError
 from ..profiles.data_sheet import load_data_sheet
-from .options import MOST_CHUNKS, MOST_CONTEXT
+from .options import MOST_CONTEXT
 from .question import Question, SharedTime
 from .result import Candidate
 
 LEAST_GAIN = 0.05  # of tokens/s a GPU that is worth a line
-HINTS_S = 0.8  # of processor time that all searches of hints but that of interleaving share
-CHUNKS_S = 2.0  # of the latter, in which the trials of its first families end
+HINTS_S = 0.8  # of processor time that all searches of hints share
 FREE_S = 5.0  # of the search without the limits of another program's trainer
 LONG = 8192  # sequence length from which splitting it may pay
 NEIGHBOURS = 8  # batches within this part of the batch are its neighbours
 TWOS = 64  # a batch is split by powers of two into micro-batches
-INTERLEAVED = {"max_virtual_pp_deg": MOST_CHUNKS}
 OFFLOADS = "offload_optimizer", "offload_activations"
 LARGER = 4  # times the global batch size: one that hides pipeline bubbles and all-reduces of gradients
 
@@ -48,14 +46,13 @@ def hints(question: Question, best: Candidate | None, chosen: Container[str]) ->
         return []
     question = question.at(batch)
     changes = list(_changes(question, chosen))
-    time = SharedTime(HINTS_S, sum(change != INTERLEAVED for change in changes), least_s=0.0)
+    time = SharedTime(HINTS_S, len(changes), least_s=0.0)
     now = speed_of(question.options.world_size, question.model.seq_length, best)
     best_of_kind: dict[tuple[str, ...], Hint] = {}  # the best of each kind
     for change in changes:
         plans = [best.plan] if best and not {"settle_bsz", "num_nodes"} & change.keys() else []
-        seconds = CHUNKS_S if change == INTERLEAVED else time.take()
         try:
-            better = question.changed(**change).search(known=plans, seconds=seconds, compared=False).best
+            better = question.changed(**change).search(known=plans, seconds=time.take(), compared=False).best
         except GalvatronError:
             continue  # the prices do not cover it
         nodes = change.get("num_nodes", question.options.num_nodes)
@@ -119,9 +116,6 @@ def _changes(question: Question, chosen: Container[str]) -> Iterator[dict[str, A
             yield {"max_cp_deg": min(MOST_CONTEXT, options.world_size)}
         if free and not _limited(chosen, "sp_space", "disable_sp", "search_space", "tp_consec"):
             yield {"sp_space": "tp+sp"}
-    limits = "max_virtual_pp_deg", "max_pp_deg", "disable_pp", "pipeline_type", "search_space"
-    if free and options.world_size > 1 and not _limited(chosen, *limits):
-        yield INTERLEAVED
     if options.task in ("sft", "dpo") and "lora_rank" not in chosen and not options.trained.frozen:
         yield {"task": "lora"} if options.task == "sft" else {"lora_rank": 8}
     if options.trainer in ("galvatron", "paddlefleet"):

@@ -116,7 +116,7 @@ class SearchOptions(TaskOptions, LimitOptions):
     max_ep_deg: Ranks | None = None
     max_etp_deg: Ranks = 8
     max_pp_deg: Ranks = 16
-    max_virtual_pp_deg: Layers | None = 1
+    max_virtual_pp_deg: Layers | None = None
     disable_dp: bool = False
     disable_sdp: bool = False
     disable_tp: bool = False

@@ -224,7 +224,7 @@ class SearchResult:
     uniform: Candidate | None = None  # the fastest of that batch with one strategy for all layers
     uniform_bound_s: float | None = None  # no such plan takes less; infinite: none fits; None: it was not searched
     too_wide: int = 0  # families with too many strategies of layers, left out
-    left_out_s: float = inf  # no plan of the interleaved families that are left out takes less
+    left_out_s: float = inf  # no plan of the interleaved families that `lower_bound_s` leaves out takes less
 
     @property
     def left_out(self) -> list[str]:
@@ -408,10 +408,12 @@ def _checkpoint_gb(shape: ModelShape, task: Task) -> float:
     return learning * STORED_BYTES / 1e9
 
 
-def documented(best: Candidate, cost: CostModel, options: SearchOptions, lower_bound_s: float) -> Candidate:
+def documented(
+    best: Candidate, cost: CostModel, options: SearchOptions, lower_bound_s: float, left_out_s: float
+) -> Candidate:
     """The plan with its "predicted" and "searched_from"."""
     metadata = {
-        "predicted": predicted(best.prediction, lower_bound_s),
+        "predicted": predicted(best.prediction, lower_bound_s, left_out_s),
         "searched_from": {
             "model": cost.given[0].name,
             "model_fingerprint": joint_fingerprint(cost.given),
@@ -427,12 +429,13 @@ def documented(best: Candidate, cost: CostModel, options: SearchOptions, lower_b
     return Candidate(replace(best.plan, metadata=metadata), best.prediction)
 
 
-def predicted(prediction: Prediction, lower_bound_s: float) -> dict[str, Any]:
+def predicted(prediction: Prediction, lower_bound_s: float, left_out_s: float = inf) -> dict[str, Any]:
     """The strategy file's "predicted": step time, certificate, and each stage's times and memory."""
     return {
         "time_s": prediction.time_s,
         "lower_bound_s": lower_bound_s,
         "gap": gap_of(lower_bound_s, prediction.time_s),
+        **({"left_out_s": left_out_s} if left_out_s < prediction.time_s else {}),
         "samples_per_s": prediction.samples_per_s,
         "stages": [stage.summary() for stage in prediction.stages],
     }

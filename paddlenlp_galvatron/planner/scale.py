@@ -15,7 +15,7 @@ from .origin import OriginOptions, origin_of
 from .question import Question
 from .result import Need, predicted
 
-OF_SEARCH = ("lower_bound_s", "gap")  # facts that only a search knows
+OF_SEARCH = ("lower_bound_s", "gap", "left_out_s")  # facts that only a search knows
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from ..base import GIB_MIB, gib
 from ..base.printing import table
 from ..cost_model import Prediction
 from ..cost_model.facts import COMMUNICATION, MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words
-from ..plan.strategy import gap_of, load_summary
+from ..plan.strategy import load_summary
 from ..planner.explain import ASSUMED, INTERLEAVING, Explanation, OtherStrategy, WhatIf
 from ..planner.result import Candidate, Job
 from .fit import in_words
-from .plan import assumed, assumed_summary, describe
+from .plan import assumed, assumed_summary, certificate, describe
 from .search import beside_fastest, layer_wise, layer_wise_summary, runner_up, shape_of
 
 COLUMNS = 4  # stages side by side: 80 characters
@@ -235,11 +235,11 @@ def _runners_up(explanation: Explanation) -> Iterator[str]:
         words = f"this plan is {is_what}{slower:.1%} slower than the best one of its batch"
         yield words if explanation.is_searched else f"{words}; galvatron search finds that"
     else:
-        words = "no faster plan was found" if result.fastest_gap else "this plan is the best one"
+        words = "no faster plan was found" if result.fastest_gap or result.left_out else "this plan is the best one"
         compared = beside_fastest(result) if prediction.time_s >= result.best.time_s else ""
         words = "this plan is the simplest within the tolerance" if compared else words
-        gap = gap_of(result.lower_bound_s, prediction.time_s)
-        yield f"{words}{compared}; none takes less than {result.lower_bound_s:.4g} s (gap {gap:.2g})"
+        yield f"{words}{compared}; {certificate(result.lower_bound_s, prediction.time_s, result.left_out_s)}"
+    yield from (f"note: {line}" for line in result.left_out)
     for number, other in enumerate(result.runners_up, 2):
         yield runner_up(number, other, result.best)
     yield from layer_wise(result)

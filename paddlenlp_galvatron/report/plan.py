@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from math import inf
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Self
@@ -53,12 +54,19 @@ class Metadata(BaseModel):
             return None
 
 
+def certificate(lower_bound_s: float, time_s: float, left_out_s: float) -> str:
+    """The bound of a search, and the plans that it is proven for."""
+    scope = "searched to the end" if left_out_s < time_s else "of the space"
+    return f"no plan {scope} takes less than {lower_bound_s:.4g} s (gap {gap_of(lower_bound_s, time_s):.2g})"
+
+
 class Searched(Metadata):
     """The search's prediction."""
 
     time_s: float
     samples_per_s: float
     lower_bound_s: float | None = None  # bound of a searched plan
+    left_out_s: float = inf  # bound of the families that it leaves out
     stages: list[StageSummary]
 
 
@@ -139,7 +147,7 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
         if plan.assumed.seq_length:
             forecast += f", {by_search.samples_per_s * plan.assumed.seq_length / plan.world_size:,.0f} tokens/s/GPU"
         if (bound_s := by_search.lower_bound_s) is not None:
-            forecast += f"; no plan takes less than {bound_s:.4g} s (gap {gap_of(bound_s, by_search.time_s):.2g})"
+            forecast += f"; {certificate(bound_s, by_search.time_s, by_search.left_out_s)}"
         facts.append(("predicted", forecast))
         if load := Predicted.of(plan).load:
             facts.append(("load", str(load)))

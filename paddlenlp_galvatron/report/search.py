@@ -17,7 +17,7 @@ from ..plan import ModelShape
 from ..plan.export import PROGRAMS, gaps
 from ..planner.hints import Hint
 from ..planner.result import SHOWN_GAP, Candidate, FamilyOutcome, Need, SearchResult
-from .plan import describe
+from .plan import certificate, describe
 
 
 def explain(
@@ -30,8 +30,8 @@ def explain(
         if cost:
             yield PlanFacts(best.plan, best.prediction, cost, shape).speed_words
         yield (
-            f"{best.time_s:.4g} s a step, {best.samples_per_s:.4g} samples/s{beside_fastest(result)}; no plan of the "
-            f"space takes less than {result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
+            f"{best.time_s:.4g} s a step, {best.samples_per_s:.4g} samples/s{beside_fastest(result)}; "
+            f"{certificate(result.lower_bound_s, best.time_s, result.left_out_s)}"
         )
         yield from layer_wise(result)
         yield from describe(replace(best.plan, metadata={}), shape)

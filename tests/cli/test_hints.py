@@ -54,16 +54,16 @@ def test_what_the_user_limits_is_not_hinted_at(galvatron):
 
 
 @pytest.mark.parametrize("command", ["fit", "search"])
-def test_interleaving_is_left_out_hinted_at_and_an_option(galvatron, command):
+def test_interleaving_is_searched_briefly_and_an_option(galvatron, command):
+    """Its best plan is 27 % faster; what is left open has a note, where it is not searched to the end."""
     words = (command, "llama2-7b", "--device", "h100-80gb", "--gpus", "128", "--batch", "32", "--json")
-    asked, limited = (
-        json.loads(galvatron(*words, *more).out.splitlines()[-1]) for more in ((), ("--max_virtual_pp_deg", "1"))
-    )
-    hinted_at = [one["gain"] for one in asked["hints"] if one["options"] == {"max_virtual_pp_deg": 8}]
-    assert hinted_at and hinted_at[0] > LEAST_GAIN  # a trial finds 27 %
-    assert not [one for one in limited["hints"] if "max_virtual_pp_deg" in one["options"]]
-    chunks = [answer["assumptions"]["chunks"] for answer in (asked, limited)]
-    assert [(one["value"], one["option"]) for one in chunks] == [("none", "max_virtual_pp_deg")] * 2
+    ran = [galvatron(*words, *more) for more in ((), ("--max_virtual_pp_deg", "1"))]
+    answers = [json.loads(each.out.splitlines()[-1]) for each in ran]
+    short, without = (answer.get("throughput") or answer["rows"][0]["tokens_per_s"] for answer in answers)
+    assert short > 1.2 * without
+    assert ["max_virtual_pp_deg: " in each.err + each.out for each in ran] == [True, False]
+    chunks = [answer["assumptions"]["chunks"] for answer in answers]
+    assert [chunk["value"] for chunk in chunks] == ["up to 8 chunks a stage", "none"]
 
 
 def test_where_nothing_fits_a_hint_names_what_does(galvatron):
@@ -84,7 +84,7 @@ def test_a_plan_for_paddlenlp_is_one_and_says_what_it_loses(galvatron):
     refused = galvatron("plan", "to-paddlenlp", "plan.json")
     assert refused.code == 2 and "galvatron search --trainer paddlenlp" in refused.err
     shown = galvatron("search", *words, "--trainer", "paddlenlp").out
-    assert "paddlenlp can run this plan; the best plan of galvatron train is 1." in shown
+    assert "paddlenlp can run this plan; the best plan of galvatron train is 4." in shown
     assert "\narguments of paddlenlp: galvatron plan to-paddlenlp plan.json\n" in shown and "start:" not in shown
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import product
 from typing import Any
 
 import galvatron_dp_core
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from paddlenlp_galvatron.plan import Schedule
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.plan.schedule import arrays, chunks_in_flight
-from paddlenlp_galvatron.planner import SearchOptions, search
+from paddlenlp_galvatron.planner import SearchOptions, engine, search
+from paddlenlp_galvatron.planner.space import PlanFamily
 
 from .random_cost import RandomCost, best_by_enumeration, model_of
 from .test_pipeline import free
@@ -77,6 +79,17 @@ def test_whole_searches_equal_exhaustive_enumeration(chunks: int, gpus: int) -> 
         optimal += result.time_s / batch <= best * (1 + 1e-9)
     assert tried > 15 and optimal > (0.7 if chunks > 1 else 0.99) * tried
     assert chunks == 1 or chosen > 0
+
+
+def test_a_short_search_bounds_the_families_that_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for trials, seed in product((0, 1), range(25)):
+        monkeypatch.setattr(engine, "MOST_TRIALS", trials)
+        models, cost, options = problem(seed, 2, 2)
+        whole = search(models, cost, options)
+        short = search(models, cost, options.model_copy(update={"device": "h100-80gb", "max_virtual_pp_deg": None}))
+        if whole.fastest and PlanFamily.of(whole.fastest.plan) in short.outcomes:
+            assert min(short.lower_bound_s, short.left_out_s) <= whole.time_s * (1 + 1e-9)
+            assert short.lower_bound_s <= short.time_s and bool(short.left_out) == (short.left_out_s < short.time_s)
 
 
 @given(seed=st.integers(0, 2**32), chunks=st.integers(2, 4), layers=st.integers(4, 10), gpus=st.sampled_from((2, 4)))
