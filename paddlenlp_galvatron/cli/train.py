@@ -75,7 +75,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
             plan = check_run(run)
             first = ranks_each * nodes.node_rank
             if away := require_host_memory(plan, shape, adapters, range(first, first + ranks_each)):
-                note(f"optimizer states take {gib(away)} GiB of this node's memory")
+                note(f"offloaded optimizer states and activations take {gib(away)} GiB of this node's memory")
             steps, _ = settings.steps_over(data.samples, plan.global_batch)
             for text in filter(None, (plan.note, task_note(plan, adapters.rank if adapters else None))):
                 note(f"{settings.plan}: {text}")
@@ -123,13 +123,15 @@ def continuable(run: Prepared) -> Callable[[dict[str, Any]], None]:
 
 
 def require_host_memory(plan: Plan, shape: ModelShape, adapters: Adapters | None, ranks: range) -> float:
-    """MiB of this node's memory that offloaded optimizer states of its ranks take. Raises UserError where it is too
-    small for these, or for all states of ranks on processors: the machine would swap for hours, or kill something."""
+    """MiB of this node's memory that its ranks' optimizer states and activations take, where they are offloaded. Raises
+    UserError where it is too small for these, or for all states of ranks on processors: the machine would swap for
+    hours, or kill something."""
     from paddlenlp_galvatron.launch.processes import free_mib
 
     free, on_gpus = free_mib(), gpus.gpu_count() > 0
     small = len(ranks) * shape.parameters * STATE_BYTES < free * MIB
-    if not plan.assumed.offload_optimizer and (on_gpus or small):
+    offloads = plan.assumed.offload_optimizer or any(layer.offload for layer in plan.layers)
+    if not offloads and (on_gpus or small):
         return 0.0
     from paddlenlp_galvatron.cost_model.weights import held_mib, offloaded_mib  # here, as it is seldom needed
 
@@ -139,7 +141,7 @@ def require_host_memory(plan: Plan, shape: ModelShape, adapters: Adapters | None
     if not on_gpus:
         held += sum(number * held_mib(plan, shape, stage, adapters)[1] for stage, number in stages.items())
     if held > free:
-        states = "optimizer states, which are offloaded," if on_gpus else "weights and optimizer states"
+        states = "offloaded states and activations" if on_gpus else "weights and optimizer states"
         raise UserError(
             f"nproc: {len(ranks)} ranks here keep {gib(held)} GiB of {states} in this node's memory, but "
             f"{'' if on_gpus else 'it has no GPU, and '}{gib(free)} GiB are free; look at the run with --dry_run"
@@ -237,9 +239,8 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters
     console.print(shown)
     if plan.pipeline > MOST_ROWS:
         console.print(f"and {plan.pipeline - MOST_ROWS} stages more")
-    if plan.assumed.offload_optimizer:
-        away = max(offloaded_mib(plan, shape, stage, adapters) for stage in range(plan.pipeline))
-        console.print(f"optimizer states in the hosts' memory: at most {gib(away)} GiB a rank")
+    if away := max(offloaded_mib(plan, shape, stage, adapters) for stage in range(plan.pipeline)):
+        console.print(f"offloaded to the hosts' memory: at most {gib(away)} GiB a rank")
     console.print(f"{_groups(plan, shape, seq_length, adapters is not None)}; no step was run")
 
 

@@ -103,10 +103,10 @@ class CostModel:
         return self._layers.cost(strategy, self._modules.setting(stage, layer_type))
 
     def expert_cost(
-        self, experts: Experts, recompute: Recompute, stage: StageSetting, layer_type: int = 0, offload: int = 0
+        self, experts: Experts, recompute: Recompute, stage: StageSetting, layer_type: int = 0
     ) -> LayerCost:
         """Cost of the experts of one layer for one micro-batch, of a type that has some."""
-        return self._experts.cost(experts, recompute & OF_EXPERTS, self._modules.setting(stage, layer_type), offload)
+        return self._experts.cost(experts, recompute & OF_EXPERTS, self._modules.setting(stage, layer_type))
 
     def hidden_percent(self, layer: LayerStrategy, stage: StageSetting, layer_type: int = 0) -> int:
         """The most of a layer's activations whose copies to the host's memory, and back, its passes hide."""

@@ -7,13 +7,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..base.units import FP32_BYTES, MIB
-from ..model import LayerKind, ModelShape, Split
+from ..model import Fused, LayerKind, ModelShape, Recompute, Split
 from ..plan.precision import NumberTypes
-from ..plan.strategy import DataParallel, Experts, Plan
+from ..plan.schedule import chunks_in_flight
+from ..plan.strategy import DataParallel, Experts, LayerStrategy, Plan
+from ..profiles.analytic import layer_numbers_per_token
 
 if TYPE_CHECKING:
     from ..model.lora import Adapters
 
+ROUNDED = 9 / 8  # most that page-locked memory is larger than the activations in it
 MOMENT_BYTES = 2 * FP32_BYTES  # AdamW's two moments, fp32 with multi_precision
 
 
@@ -175,6 +178,28 @@ def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | Non
 
 
 def offloaded_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | None = None) -> float:
-    """Optimizer states that each rank of a stage has in the host's memory, MiB."""
+    """Optimizer states, and activations of micro-batches in flight, that each rank of a stage has in the host's memory
+    at most, MiB; all ranks with equally many rows of experts."""
     whole = replace(plan, assumed=replace(plan.assumed, offload_optimizer=None))
-    return held_mib(whole, shape, stage, adapters)[1] - held_mib(plan, shape, stage, adapters)[1]
+    states_mib = held_mib(whole, shape, stage, adapters)[1] - held_mib(plan, shape, stage, adapters)[1]
+    if not any(plan.layers[index].offload for index in plan.stage_layers(stage)):
+        return states_mib
+    chunks = [plan.chunk_layers(stage, chunk) for chunk in range(plan.chunks)]
+    away_mib = [sum(_away_mib(plan, shape.of(index), plan.layers[index]) for index in chunk) for chunk in chunks]
+    moments = chunks_in_flight(plan.schedule, stage, plan.pipeline, plan.micro_batches, plan.chunks)
+    return states_mib + max(sum(count * mib for count, mib in zip(held, away_mib, strict=True)) for held in moments)
+
+
+def _away_mib(plan: Plan, kind: ModelShape, layer: LayerStrategy) -> float:
+    """Activations of a micro-batch that a layer has in the host's memory."""
+    assumed, experts = plan.assumed, layer.experts
+    seq, parallel = assumed.seq_length or 0, assumed.sequence_parallel
+    numbers, scalars = layer_numbers_per_token(kind, seq, layer.tp, parallel, assumed.fused)
+    if kind.experts:
+        kept = kind.routed.kept(Fused.NONE)
+        numbers += kind.experts_per_token / layer.tp * (kept.tokens * experts.etp + kept.split)
+    if layer.recompute is Recompute.FULL:
+        numbers, scalars = kind.hidden_size / (layer.tp if parallel else 1), 0.0
+    tokens = plan.micro_batch * seq * layer.tp / plan.stage_size
+    size_bytes: float = numbers * assumed.number_types.stored.bytes + scalars * FP32_BYTES
+    return ROUNDED * layer.offload / 100 * tokens * size_bytes / MIB

@@ -260,8 +260,8 @@ class Space:
         layers = [*layers, *self._offloaded(layers, family)]
         if not self._one_layer.experts:
             return layers
-        halves = {key: self._experts(family, *key) for key in {(layer.recompute, layer.offload) for layer in layers}}
-        return [layer.having(half) for layer in layers for half in halves[layer.recompute, layer.offload]]
+        halves = {recompute: self._experts(family, recompute) for recompute in {layer.recompute for layer in layers}}
+        return [layer.having(half) for layer in layers for half in halves[layer.recompute]]
 
     def _offloaded(self, layers: Sequence[LayerStrategy], family: PlanFamily) -> Iterator[LayerStrategy]:
         """The same layers with as many activations in the host's memory as their passes hide."""
@@ -271,9 +271,10 @@ class Space:
                 if hidden:
                     yield replace(layer, offload=hidden)
 
-    def _experts(self, family: PlanFamily, recompute: Recompute, offload: int) -> list[Experts]:
+    def _experts(self, family: PlanFamily, recompute: Recompute) -> list[Experts]:
         """Strategies of a layer's experts. All that is counted of a layer is the sum of its halves', so that a half
-        that another beats, or equals, in every number is in no plan that is better than all others."""
+        that another beats, or equals, in every number is in no plan that is better than all others, at any
+        percent of offloaded activations."""
         size, model = family.stage_size, self._one_layer
         halves = [
             Experts(ep, etp, *states)
@@ -283,8 +284,7 @@ class Space:
         ]
         if self._cost is None or self._options.trainer != "galvatron":  # others cannot have every half
             return halves
-        where = family.setting, self._layer_type, offload
-        costs = [self._cost.expert_cost(half, recompute, *where) for half in halves]
+        costs = [self._cost.expert_cost(half, recompute, family.setting, self._layer_type) for half in halves]
         return unbeaten(halves, np.array([cost_numbers(cost, None) for cost in costs]))
 
     def _every_layer(self, stage_size: int, degrees: Degrees) -> list[LayerStrategy]:

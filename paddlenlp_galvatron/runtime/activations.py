@@ -119,6 +119,7 @@ class Window:
         self._in_flight: list[deque[_Record | None]] = [deque() for _ in range(chunks)]  # the last of each micro-batch
         self._waiting: _Record | None = None  # on the device; it leaves when another layer begins
         self._leaving: _Record | None = None
+        self._fetched: Any = None  # event behind the latest copies to the device
         self._free: dict[tuple[int, Any, int], list[Any]] = defaultdict(list)  # keyed by chunk, type and size
         self._made: dict[tuple[int, Any, int], int] = defaultdict(int)
         self.host_mib = 0.0  # size of page-locked memory
@@ -145,8 +146,8 @@ class Window:
         """Around the forward of a layer: `percent` of its kept bytes will be away. `by_paddle`: Paddle's calls keep all
         that is kept, as those of a recomputed layer do."""
         global _keeping
-        known_bytes = self._bytes.get(kind)
-        record = _Record(self, chunk, None if known_bytes is None else known_bytes * percent // 100, fixed)
+        most_bytes = None if percent == 100 else self._bytes.get(kind, 0) * percent // 100
+        record = _Record(self, chunk, most_bytes, fixed)
         if self._waiting:
             self._leave()
         _keeping = None if by_paddle else record
@@ -176,7 +177,7 @@ class Window:
         elif self._waiting:
             self._leave()
         self._fetch(record)
-        device.compute_after(record.event)
+        device.wait_in_stream(record.event)
         if record.before:
             self._fetch(record.before)
 
@@ -197,6 +198,7 @@ class Window:
                 if kept.away:
                     kept.host = self._place(record.chunk, kept)
             with self._to_host.after(device.event_here()):
+                device.wait_in_stream(self._fetched)  # those may yet read the memory that is written here
                 for kept in record.tensors.values():
                     if kept.away:
                         source = part_of(kept.whole, kept.size - kept.away, kept.size)
@@ -206,7 +208,7 @@ class Window:
     def _end_leaving(self) -> None:
         """Release the device memory of an offloaded layer: later kernels wait for its copies to the host."""
         if record := self._leaving:
-            device.compute_after(record.event)
+            device.wait_in_stream(record.event)
             record.event, self._leaving = None, None
             for kept in record.tensors.values():
                 if kept.away:
@@ -228,8 +230,8 @@ class Window:
                 for kept in missing:
                     target = part_of(kept.whole, kept.size - kept.away, kept.size)
                     target.copy_(part_of(kept.host, 0, kept.away), False)
-                record.event = device.event_here()
-        for kept in missing:  # a later copy there is queued behind computing that waits for this one
+                record.event = self._fetched = device.event_here()
+        for kept in missing:  # a later copy there waits for this one
             self._free[record.chunk, kept.host.dtype, int(kept.host.size)].append(kept.host)
             kept.host = kept.stays = None
 

@@ -139,7 +139,7 @@ def event_here() -> Any:
     return paddle.device.current_stream().record_event() if has_streams() else None
 
 
-def compute_after(event: Any) -> None:
+def wait_in_stream(event: Any) -> None:
     """Let the current stream wait for an event of another stream."""
     if event is not None:
         paddle.device.current_stream().wait_event(event)

@@ -140,7 +140,7 @@ class HostStates:
         gradient = in_fp32(gradient)
         if factor != 1.0:
             gradient.scale_(factor)
-        device.compute_after(arrived)
+        device.wait_in_stream(arrived)
         master, moments = (visiting[0], visiting[1:]) if has_master else (values, visiting)
         update_part(optimizer, tensor, master, gradient, moments, last=stop == int(tensor.size))
         if has_master:

@@ -27,6 +27,7 @@ from . import device
 from .batch import Samples, behind
 from .collectives import Pending, receive_start, send_start
 from .groups import Groups, end_out_of_memory
+from .paddle_private import close_window, sharing
 from .stage import Stage
 from .trace import span
 
@@ -176,6 +177,8 @@ class Pipeline:
         self._links = [link for pair in (previous, after, around) if pair for link in pair]
         # For each chunk: the source of its input and the destination of its output.
         self._above = [around if stage.is_first and chunk else previous for chunk in range(plan.chunks)]
+        lasts = [plan.chunk_layers(stage.index, chunk)[-1:] for chunk in range(plan.chunks)]
+        self._frees = [any(plan.layers[index].offload for index in last) for last in lasts]  # outputs that were sent
         self._below = [around if stage.is_last and chunk < plan.chunks - 1 else after for chunk in range(plan.chunks)]
         if self._links and self._next_schedule is not self._schedule:
             self._headroom = Headroom(self._next_schedule, self._schedule, plan.chunks)
@@ -252,7 +255,9 @@ class Pipeline:
                 x = above[0].receive() if above else None
                 out = self._forward(x, step, local_samples)
                 if below:
-                    below[0].send(out)
+                    below[0].send(sharing(out))
+                    if self._frees[step.chunk]:
+                        close_window(out)  # backward needs only its place in autograd's graph
                 else:
                     total += out
                 if above:

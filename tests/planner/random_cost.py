@@ -67,7 +67,7 @@ class RandomCost(CostModel):
         again = whole.passes_ms.backward - 2 if strategy.recompute else 0.0
         return replace(whole, passes_ms=ByKind(forward + gathered, backward + gathered + again))
 
-    def expert_cost(self, experts, recompute, stage, layer_type=0, offload=0):  # type: ignore[no-untyped-def]
+    def expert_cost(self, experts, recompute, stage, layer_type=0):  # type: ignore[no-untyped-def]
         """None beats another one: the search must try all."""
         size = 10 * experts.ep + experts.etp + (experts.dp_type is DataParallel.ZERO3) / 2
         return LayerCost(ByKind(size, 99.0 - size), 0.0, 0.0, 0.0, Workspace())

@@ -12,7 +12,8 @@ pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.base.units import MIB
 from paddlenlp_galvatron.check.parity.parity import batch_of, small_case
-from paddlenlp_galvatron.plan import LayerStrategy, Recompute
+from paddlenlp_galvatron.cost_model.weights import offloaded_mib
+from paddlenlp_galvatron.plan import LayerStrategy, Recompute, with_defaults
 from paddlenlp_galvatron.runtime import device
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.setup import ModelSetup
@@ -31,6 +32,8 @@ def peak_mib(layers: int, layer: LayerStrategy) -> tuple[float, float]:
         engine.forward_backward(batch_of(case, step))
         window = engine.stage.window
         most = device.peak_mib() - before - window.host_mib
+    counted = replace(case.plan, assumed=replace(case.plan.assumed, seq_length=case.seq_length))
+    assert window.host_mib <= offloaded_mib(with_defaults(counted, on_gpus=False), case.shape, 0)
     return most, next(iter(window._bytes.values()), 0) / MIB
 
 
