@@ -151,7 +151,7 @@ def check(values: dict[str, Any], json: bool) -> None:
     planned = Predicted.of(plan).load
     beside, lines = _load_beside(planned, steps_under(plan, args.log)) if args.log else (None, [])
     text = "\n".join(
-        [f"{file}: valid: {count(plan.world_size, 'GPU')}{matches}", *(f"note: {note}" for note in noted), *lines],
+        [f"{file}: valid: {count(plan.world_size, 'GPU')}{matches}", *(f"note: {note}" for note in noted), *lines]
     )
     facts = {"plan": file, "valid": True, "world_size": plan.world_size, "model": shape.name if shape else None}
     answer(text, json, **facts, notes=noted, load=load_summary(planned), log=beside)

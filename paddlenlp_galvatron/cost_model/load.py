@@ -14,7 +14,7 @@ from ..profiles.analytic import analytic_computation, analytic_hardware, analyti
 from ..profiles.computation import ComputationProfile
 from ..profiles.compute_time import ComputeTimes, TimeMode
 from ..profiles.data_sheet import DataSheet, Device
-from ..profiles.files import ProfileSource, computation_name, memory_name, place
+from ..profiles.files import ProfileSource, computation_name, memory_name, profile_path
 from ..profiles.hardware import HardwareProfile
 from ..profiles.memory import MemoryProfile
 from ..profiles.memory_use import MemoryMode, MemoryUse
@@ -166,11 +166,10 @@ def _place(
 ) -> Path:
     """The file at the option's path; else at its documented name in the folder; else the folder's only file of this
     kind and dtype that is not named after another model."""
-    path = source.get(option)
-    documented = place(path, source.get("folder"), name)
+    documented, exists = profile_path(source.get(option), source.get("folder"), name)
     if documented is None:
         raise UserError(f"{option}: missing; name the file, or the folder that holds {name}")
-    if documented.exists() or (path is not None and documented == Path(path)):
+    if exists:
         return documented
     folder, prefix = documented.parent, name.partition("_hidden_")[0]
     found_all = sorted(p for p in folder.glob(f"{prefix}_*.json") if "_hidden_" not in p.name)

@@ -120,13 +120,7 @@ def message_mib() -> int:
 
 
 def overlap_coefficient(
-    stopwatch: Stopwatch,
-    rank: int,
-    ranks: Ranks,
-    groups: Groups,
-    kind: Collective,
-    precision: Precision,
-    per_node: int,
+    stopwatch: Stopwatch, rank: int, ranks: Ranks, groups: Groups, kind: Collective, precision: Precision, per_node: int
 ) -> float:
     """Times work of c ms alone, messages of m ms alone, and both at once, in training's types: a message is started,
     some of the work is done, the next one is started; in the end all are waited for. `per_node` of the `ranks` are on

@@ -117,6 +117,13 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         latents=_latents(fields) if family.latent else None,
         **of_family,
     )
+    _require_heads(shape, config, source)
+    # A head_dim that says no more than the other numbers is no own one.
+    return replace(shape, own_head_dim=None) if shape.q_width == shape.hidden_size else shape
+
+
+def _require_heads(shape: ModelShape, config: dict[str, Any], source: str) -> None:
+    """Raises UserError where sizes of heads do not fit each other."""
     if shape.latents and shape.kv_heads != shape.heads:
         raise UserError(
             f"{source}: num_key_value_heads is {shape.kv_heads}, but latent attention has as many as "
@@ -132,13 +139,13 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
             f"{source}: {name} {shape.rotary_dim} is odd, but rotary positions turn pairs of numbers; give an even one"
         )
     if shape.heads % shape.kv_heads:
-        usual = "" if "num_key_value_heads" in config else f", {family.name}'s number if num_key_value_heads is missing"
+        usual = (
+            "" if "num_key_value_heads" in config else f", {shape.family}'s number if num_key_value_heads is missing"
+        )
         raise UserError(
             f"{source}: num_attention_heads {shape.heads} is no multiple of {shape.kv_heads} kv heads{usual}; correct "
             "one of them"
         )
-    # A head_dim that says no more than the other numbers is no own one.
-    return replace(shape, own_head_dim=None) if shape.q_width == shape.hidden_size else shape
 
 
 def _nearest(config: dict[str, Any]) -> Iterator[str]:

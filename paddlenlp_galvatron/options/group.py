@@ -96,10 +96,7 @@ def is_boolean(field: FieldInfo) -> bool:
 
 
 def read_words(
-    words: Sequence[str],
-    booleans: Mapping[str, bool],
-    say: Note = no_note,
-    beside: Mapping[str, Fate] = {},
+    words: Sequence[str], booleans: Mapping[str, bool], say: Note = no_note, beside: Mapping[str, Fate] = {}
 ) -> tuple[list[tuple[str, Any]], list[str]]:
     """Options of a command line as `canonical_pairs`, which says what `booleans`, `say` and `beside` are, and the other
     words. Raises UserError with one line a fault."""
@@ -182,10 +179,7 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def canonical_options(
-    values: Mapping[str, Any],
-    options: Iterable[str],
-    say: Note = no_note,
-    beside: Mapping[str, Fate] = {},
+    values: Mapping[str, Any], options: Iterable[str], say: Note = no_note, beside: Mapping[str, Fate] = {}
 ) -> dict[str, Any]:
     """Values by canonical name, without those that are unset; `say` and `beside` as in `canonical_pairs`.
 

@@ -54,9 +54,7 @@ def shown(value: object) -> str:
 
 Flag = Annotated[int, Field(ge=0, le=1)]
 ListOf = Annotated[
-    list[T],
-    BeforeValidator(_split),
-    PlainSerializer(lambda numbers: ",".join(map(str, numbers)), return_type=str),
+    list[T], BeforeValidator(_split), PlainSerializer(lambda numbers: ",".join(map(str, numbers)), return_type=str)
 ]
 COUNTS = WithJsonSchema({"type": "string", "pattern": _pattern("[1-9][0-9]{0,8}")})
 Degrees = Annotated[ListOf[Ranks], COUNTS]

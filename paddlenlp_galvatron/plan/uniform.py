@@ -29,6 +29,13 @@ def one_sample_each(plan: Plan) -> Plan:
     return plan
 
 
+# Parameters of `uniform_plan` that are at least 1.
+SIZES = (
+    *("layers", "world_size", "global_train_batch_size", "chunks", "pp_deg", "virtual_pp_deg"),
+    *("global_tp_deg", "global_cp_deg", "global_ep_deg", "global_tp_of_ep_deg", "vocab_tp"),
+)
+
+
 def uniform_plan(
     *,
     layers: int,
@@ -55,19 +62,9 @@ def uniform_plan(
 ) -> Plan:
     """The plan that GLOBAL mode's options stand for, by their own names. `dense_layers`: they have no experts to share
     out or to split. Raises UserError."""
-    for name, value in (
-        ("layers", layers),
-        ("world_size", world_size),
-        ("global_train_batch_size", global_train_batch_size),
-        ("pp_deg", pp_deg),
-        ("global_tp_deg", global_tp_deg),
-        ("chunks", chunks),
-        ("vocab_tp", vocab_tp),
-        ("global_ep_deg", global_ep_deg),
-        ("global_tp_of_ep_deg", global_tp_of_ep_deg),
-        ("global_cp_deg", global_cp_deg),
-        ("virtual_pp_deg", virtual_pp_deg),
-    ):
+    sizes = layers, world_size, global_train_batch_size, chunks, pp_deg, virtual_pp_deg
+    degrees = global_tp_deg, global_cp_deg, global_ep_deg, global_tp_of_ep_deg, vocab_tp
+    for name, value in zip(SIZES, (*sizes, *degrees), strict=True):
         if value < 1:
             raise UserError(f"{name}: must be at least 1 (it is {value})")
     if pp_deg * virtual_pp_deg > layers:
@@ -77,25 +74,16 @@ def uniform_plan(
         )
     default = member(DataParallel, default_dp_type, "default_dp_type")
     dp_type = DataParallel.ZERO3 if sdp else default
-    vocab_type = dp_type if embed_sdp is None else default
-    layer = LayerStrategy(
-        global_tp_deg,
-        use_ulysses,
-        global_tp_consec,
-        dp_type,
-        Recompute(global_checkpoint),
-        ep=global_ep_deg,
-        etp=global_tp_of_ep_deg,
-        context=global_cp_deg,
-        sharding=global_sharding_deg,
-    )
-    vocab_type = DataParallel.ZERO3 if embed_sdp else vocab_type
+    vocab_type = dp_type if embed_sdp is None else DataParallel.ZERO3 if embed_sdp else default
+    layer = LayerStrategy(global_tp_deg, use_ulysses, global_tp_consec, dp_type, Recompute(global_checkpoint))
+    layer = replace(layer, context=global_cp_deg, sharding=global_sharding_deg)
+    sparse = replace(layer, ep=global_ep_deg, etp=global_tp_of_ep_deg)
     plan = Plan(
         world_size=world_size,
         global_batch=global_train_batch_size,
         micro_batches=chunks,
         stages=even_stages(layers, pp_deg * virtual_pp_deg),
-        layers=tuple(replace(layer, ep=1, etp=1) if index in dense_layers else layer for index in range(layers)),
+        layers=tuple(layer if index in dense_layers else sparse for index in range(layers)),
         vocab=VocabStrategy(vocab_tp, use_ulysses, vocab_type, global_sharding_deg, context=global_cp_deg),
         schedule=member(Schedule, pipeline_type, "pipeline_type"),
         chunks=virtual_pp_deg,

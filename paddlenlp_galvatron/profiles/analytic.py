@@ -249,10 +249,7 @@ def analytic_computation(
 
 
 def analytic_experts(
-    model: ModelShape,
-    sheet: DataSheet,
-    precision: Precision,
-    kernels: ExpertKernels = GROUPED,
+    model: ModelShape, sheet: DataSheet, precision: Precision, kernels: ExpertKernels = GROUPED
 ) -> Mapping[int, ExpertTimes]:
     """Times by degree of tensor parallelism inside experts, by a data sheet."""
     if not model.experts:

@@ -137,12 +137,14 @@ class ProfileSource(TypedDict, total=False):
     allow_foreign_profiles: bool
 
 
-def place(path: str | Path | None, folder: str | Path | None, name: str) -> Path | None:
-    """Where a file is to be found: at its path, which may be its folder, or under its documented name in `folder`."""
+def profile_path(path: str | Path | None, folder: str | Path | None, name: str) -> tuple[Path | None, bool]:
+    """Path of a profile file: `path`, which may be its folder, else its documented name in `folder`; and whether to
+    read it, as it exists or `path` names it."""
     if path is not None and not Path(path).is_dir():
-        return Path(path)
+        return Path(path), True
     base = path if path is not None else folder
-    return None if base is None else Path(base) / name
+    file = None if base is None else Path(base) / name
+    return file, file is not None and file.exists()
 
 
 def allreduce_name(num_nodes: int, gpus_per_node: int) -> str:

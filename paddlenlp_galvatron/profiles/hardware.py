@@ -19,7 +19,7 @@ from .files import (
     ProfileSource,
     allreduce_name,
     p2p_name,
-    place,
+    profile_path,
     read_profile,
     sp_time_name,
     write_profile,
@@ -206,16 +206,19 @@ class HardwareProfile:
         a file that is not there, and what was left out. Raises UserError with all that is wrong.
         """
         shape = (num_nodes, gpus_per_node)
-        folder = source.get("folder")
-        allreduce_file = _there(source.get("allreduce_bandwidth_config_path"), folder, allreduce_name(*shape))
-        p2p_file = _there(source.get("p2p_bandwidth_config_path"), folder, p2p_name(*shape))
-        sp_time_file = _there(source.get("sp_time_path"), folder, sp_time_name(*shape))
-        overlap_file = _there(source.get("overlap_coe_path"), folder, OVERLAP_NAME)
+        places = [
+            profile_path(path, source.get("folder"), name)
+            for path, name in (
+                (source.get("allreduce_bandwidth_config_path"), allreduce_name(*shape)),
+                (source.get("p2p_bandwidth_config_path"), p2p_name(*shape)),
+                (source.get("sp_time_path"), sp_time_name(*shape)),
+                (source.get("overlap_coe_path"), OVERLAP_NAME),
+            )
+        ]
+        allreduce_file, p2p_file, sp_time_file, overlap_file = (path if exists else None for path, exists in places)
         if shape != (1, 1):
             if allreduce_file is None:
-                missing = place(
-                    source.get("allreduce_bandwidth_config_path"), source.get("folder"), allreduce_name(*shape)
-                )
+                missing = places[0][0]
                 raise UserError(
                     f"{missing}: no such file; measure it with `galvatron profile hardware` or name another file"
                     if missing
@@ -246,12 +249,6 @@ class HardwareProfile:
         faults.require_none()
         files = tuple(ProfileFile.of(f) for f in (allreduce_file, p2p_file, overlap_file, sp_time_file) if f)
         return cls(*shape, allreduce, p2p, messages, overlap_coe, meta or Meta(), files, by_kind, *tensor)
-
-
-def _there(path: str | Path | None, folder: str | Path | None, name: str) -> Path | None:
-    """The existing file at `path`, else at its documented name in `folder`; None: there is none."""
-    file = place(path, folder, name)
-    return file if file and (file.exists() or (path is not None and file == Path(path))) else None
 
 
 def message_key(group: MessageGroup, mib: float) -> str:

@@ -61,14 +61,17 @@ OTHERS = (  # of programs that are not ours, and of the program itself
     *("nodes", "ntasks_per_node", "gpus_per_node", "cpus_per_task", "bind_to", "ppn"),
     *("tasks_per_rs", "cpus"),
 )
-# Words for other commands, and help.
-ELSEWHERE = ("cli/main", "cli/command", "cli/start", "options/aliases")
+# Words for other commands, and help; examples have a test of their own.
+ELSEWHERE = ("cli/main", "cli/command", "cli/examples", "cli/start", "options/aliases", "options/texts")
 COMMAND = re.compile(r"galvatron ((?:convert|data|plan|profile) [a-z0-9-]+|[a-z-]+)")
 OPTION = re.compile(r"--([a-zA-Z][\w-]*)")
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Strings of a file with their lines, without docstrings."""
+    """Strings of a file with their lines, without docstrings; texts moved to JSON, too."""
+    if path.suffix == ".json":
+        yield from enumerate(path.read_text().splitlines(), 1)
+        return
     tree, left_out = ast.parse(path.read_text()), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and isinstance(node.body[0], ast.Expr):
@@ -83,7 +86,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 
 def named() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Where an option is named, the option, and the commands that must have it."""
-    for path in sorted(ROOT.rglob("*.py")):
+    for path in sorted((*ROOT.rglob("*.py"), *ROOT.rglob("*.json"))):
         part = path.relative_to(ROOT).as_posix()
         known = next(
             (REPORTED_BY[one] for one in sorted(REPORTED_BY, key=len, reverse=True) if part.startswith(one)), None

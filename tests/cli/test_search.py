@@ -32,7 +32,6 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
 CONFIG = config_of(MODEL)
 FIELDS = {name: field for group in GROUPS for name, field in group.model_fields.items()}
-COMMAND_OPTIONS = ("config", "json")  # absent from files of options
 OPTIONS = {
     "model_size": "example.json",
     "num_nodes": 2,

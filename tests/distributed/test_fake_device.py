@@ -43,11 +43,7 @@ def device(monkeypatch):
     monkeypatch.setenv(fake_device.LIBRARIES, str(folder))
 
 
-def train(
-    folder: Path,
-    cases: Sequence[plans.Named],
-    monkeypatch: pytest.MonkeyPatch,
-) -> list[list[list[int]]]:
+def train(folder: Path, cases: Sequence[plans.Named], monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
     """The calls of each rank to its device in the passes of each step. Raises where a plan does not train as one
     process does."""
     mailboxes, results = folder / "mailboxes", folder / "results"

@@ -43,10 +43,7 @@ PLANS: list[tuple[dict[str, Any], str]] = [  # fields of a plan that would do, a
         ({"galvatron": OURS | {"predicted": predicted}}, "galvatron.predicted")
         for predicted in (7, [1], {"time_s": "x"}, {"stages": 7}, {"stages": [{"memory": [1]}]})
     ),
-    (
-        {"galvatron": OURS | {"predicted": {"stages": [[1]]}}},
-        "galvatron.predicted.stages: stage 0: must be an object",
-    ),
+    ({"galvatron": OURS | {"predicted": {"stages": [[1]]}}}, "galvatron.predicted.stages: stage 0: must be an object"),
     ({"galvatron": {"predicted": Raw("[" * 1000 + "]" * 1000)}}, "within one another"),
 ]
 MODELS: list[tuple[dict[str, Any], str]] = [

@@ -18,11 +18,7 @@ def check(name: str, run: Run) -> None:
     assert now.cpu_s <= LONGER * before.cpu_s + MORE_S
 
 
-LONG = {
-    "405b, context parallel",
-    "500 layers, 1,024 devices",
-    "70b, 128 devices, 1 GB/s",
-}  # they take longer
+LONG = {"405b, context parallel", "500 layers, 1,024 devices", "70b, 128 devices, 1 GB/s"}  # they take longer
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,3 @@ def test_what_is_installed_beside_paddles_gpu_build_is_no_paddle():
     assert names and not any(name.startswith("paddlepaddle") for name in names)
     assert {Requirement(line).name for line in extras["paddle"]} == {"paddlenlp-galvatron", "paddlepaddle"}
     assert any(Requirement(line).extras == {"gpu"} for line in extras["paddle"])
-
-
-LONG_CONSTRUCTORS = {"GalvatronTrainer", "MapData", "TrainingData"}  # PaddleNLP's own names; this only shrinks

@@ -350,10 +350,7 @@ def _answers(case: Case) -> NDArray[np.float32]:
 
     with on_cpu():
         return answers_of(
-            case.shape,
-            case.seq_length,
-            CaseWeights(case.seed, case.shape.initializer_range),
-            batch_of(case, 0),
+            case.shape, case.seq_length, CaseWeights(case.seed, case.shape.initializer_range), batch_of(case, 0)
         )
 
 
