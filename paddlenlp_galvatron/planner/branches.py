@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..base.errors import UserError
 from ..cost_model import CostModel
 from ..plan import LayerStrategy, Plan, VocabStrategy
+from ..plan.layout import TokenLayout, token_layout
 from .options import SearchOptions
 from .space import MOST_RUNS, LayerRun, PlanFamily, Space, Strategies, families, interleaved_families, runs_of, suited
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 MOST_FAMILIES, MOST_PRICES = 50_000, 1_000_000
 # Dense layers that are priced with the embedding, and their mixed strategies; with more of these, all have one.
 MOST_IN_FRONT, MOST_PREFIXES = 4, 64
+MOST_ENDS = 2000  # strategies of the vocabulary, with those layers and that of MTP, which the core takes
 
 
 class Branches:
@@ -113,14 +115,36 @@ class Branches:
         runs = [self._of_unit(run, of_types) for run in self.runs]
         units = [[self._cost.models[kind] for kind in run.types] for run in self.runs]
         units = units if any(unit[1:] for unit in units) else []
-        if not self._in_front or family.stages == 1:
-            return [Strategies(runs, vocabularies, units=units)] if all(runs) else []
-        assert not units
-        front, count = runs[0], self._in_front
-        mixed = len(front) ** count <= MOST_PREFIXES
-        prefixes = list(product(front, repeat=count)) if mixed else [(layer,) * count for layer in front]
-        alone = Strategies(runs, vocabularies, most_first=count)  # the first stage has dense layers alone
-        return [Strategies(runs[1:], vocabularies, prefixes), alone]
+        spaces = [Strategies(runs, vocabularies, units=units)] if all(runs) else []
+        if family.stages == 1 or not spaces:
+            return spaces
+        if self._in_front:
+            assert not units
+            front, count = runs[0], self._in_front
+            mixed = len(front) ** count <= MOST_PREFIXES
+            prefixes = list(product(front, repeat=count)) if mixed else [(layer,) * count for layer in front]
+            alone = Strategies(runs, vocabularies, most_first=count)  # the first stage has dense layers alone
+            spaces = [Strategies(runs[1:], vocabularies, prefixes), alone]
+        if self._cost.given[-1].mtp_layers and not units:
+            spaces += self._ending_in_mtp(spaces[0], family)
+        return spaces
+
+    def _ending_in_mtp(self, space: Strategies, family: PlanFamily) -> Iterator[Strategies]:
+        """The same with the MTP layer as a part of the LM head, whose token layout it has, as the two hand tokens over
+        four times; so have the layers in front, to keep the combinations few."""
+        layouts: dict[TokenLayout, list[VocabStrategy]] = {}
+        where = family.stage_size, self._cost.assumed.sequence_parallel
+        for vocab in space.vocabularies:
+            layouts.setdefault(token_layout(vocab, *where), []).append(vocab)
+        *layers, of_mtp = space.layers
+        for layout, vocabularies in layouts.items():
+            alike = {
+                layer for run in (of_mtp, *space.prefixes) for layer in run if token_layout(layer, *where) == layout
+            }
+            prefixes = [prefix for prefix in space.prefixes if alike.issuperset(prefix)]
+            most = MOST_ENDS // max(len(vocabularies) * len(prefixes), 1)
+            if prefixes and (suffixes := [(layer,) for layer in of_mtp if layer in alike][:most]):
+                yield Strategies(layers, vocabularies, prefixes, suffixes)
 
     def _of_unit(self, run: LayerRun, of_types: Sequence[Sequence[LayerStrategy]]) -> Sequence[LayerStrategy]:
         """Strategies that all layers of a unit can have."""

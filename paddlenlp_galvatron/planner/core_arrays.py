@@ -18,7 +18,7 @@ from ..plan.layout import TokenLayout, token_layout
 from ..plan.schedule import ByKind, PassKind, arrays, chunks_in_flight
 from ..plan.strategy import Strategy
 from ..profiles.memory import Role
-from .space import LayerRun, PlanFamily, Strategies, cost_numbers, runs_of, suited, unbeaten
+from .space import LayerRun, PlanFamily, Strategies, cost_numbers, suited, unbeaten
 
 
 class TooWide(galvatron_dp_core.TooHard):
@@ -72,11 +72,16 @@ def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
     middle = [cost.middle_cost(family.setting, later) for later in (False, True)]
     rows = _layer_rows(strategies.layers, family, strategies, cost)
     prefixes = prefix_rows(family, strategies, cost)
-    vocabs = []
+    kind, vocabs = cost.layer_types[-1], []
+    suffixes = [
+        [cost_numbers(cost.layer_cost(layer, family.setting, kind), cost.options.freed) for layer in suffix]
+        for suffix in strategies.suffixes
+    ]
     for vocab, (first, last) in zip(strategies.vocabularies, _vocab_rows(family, strategies, cost), strict=True):
         for prefix, row in zip(strategies.prefixes, prefixes, strict=True):
             into_ms = _changes_ms([vocab, *prefix[:1]], family, cost)
-            vocabs.append((_together([first, row, (*into_ms, *[0.0] * (NUMBERS - len(PassKind)))]), last))
+            begin = _together([first, row, (*into_ms, *[0.0] * (NUMBERS - len(PassKind)))])
+            vocabs += [(begin, _together([last, *suffix])) for suffix in suffixes]
     return {
         **_resharding(family, strategies, cost),
         "layers": _counts(_runs(strategies, cost)),
@@ -119,8 +124,7 @@ def _changes_ms(chain: Sequence[Strategy], family: PlanFamily, cost: CostModel) 
 
 
 def _runs(strategies: Strategies, cost: CostModel) -> tuple[LayerRun, ...]:
-    """The runs of layers that the core sees."""
-    return runs_of(cost.layer_types, strategies.in_front)
+    return strategies.runs(cost.layer_types)
 
 
 def _counts(runs: Sequence[LayerRun]) -> NDArray[np.int32]:
@@ -175,13 +179,13 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
         raise TooWide(f"{len(numbers)} token layouts in {family} are more than {MOST_LAYOUTS}")
     samples = dict(zip(layout_of, (layer for run_layers in layers for layer in run_layers), strict=True))
     types = np.array([number for number, _ in numbers], dtype=np.int32)
-    starts = [*(strategies.in_front + run.start for run in runs), len(cost.layer_types)]
-    beginnings = strategies.beginnings
-    behind = [prefix[-1] if prefix else vocab for vocab, prefix in beginnings]
+    starts = [*(strategies.in_front + run.start for run in runs), len(cost.layer_types) - len(strategies.suffixes[0])]
+    outer = strategies.ends
+    behind = [prefix[-1] if prefix else vocab for vocab, prefix, _ in outer]
     costs = _switch_costs(family, cost)
     count = len(types)
     change, enter, leave = np.zeros((count, count, 2)), np.zeros((2, count, 2)), np.zeros((2, count, 2))
-    vocab_enter, vocab_leave = np.zeros((2, len(beginnings), count, 2))
+    vocab_enter, vocab_leave = np.zeros((2, len(outer), count, 2))
     send = np.zeros((2, len(layers)))
     for number, run in enumerate(runs):
         kind = run.types[0]  # all of a unit have tokens of one size
@@ -202,7 +206,7 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
             step = costs([samples[layout] for layout in others], run_layers, begins)
             change[np.ix_(others, indices)] = _through(_through(change[np.ix_(others, others)], step), within)
         if number == len(layers) - 1:
-            to_head = costs(run_layers, [vocab for vocab, _ in beginnings], kind)
+            to_head = costs(run_layers, [vocab for vocab, *_ in outer], kind)
             if cost.models[kind].mtp_layers:
                 to_head = MTP_CHANGES / 2 * (to_head + to_head[..., ::-1])
             vocab_leave[:, indices] = _through(within, to_head).swapaxes(0, 1)

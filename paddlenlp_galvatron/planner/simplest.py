@@ -17,7 +17,7 @@ from ..cost_model import CostModel
 from ..plan import LayerStrategy
 from ..plan.schedule import chunks_in_flight
 from .result import ROUNDING, Candidate
-from .space import PlanFamily, Strategies, runs_of, suited, without_experts
+from .space import PlanFamily, Strategies, suited, without_experts
 
 MOST_PAIRS = 300  # of the strategies of a family; those of the fastest strategies come first
 MOST_SETS = 100  # sets of the fastest plan's strategies
@@ -84,7 +84,7 @@ def _narrowed(bounded: Part, count: int, cost: CostModel, budget_mib: float) -> 
     rooms: list[dict[LayerStrategy, int]] = []  # one entry a run of layers
     of_stage = family.stages, family.micro_batches, family.chunks
     held = Counter(min(chunks_in_flight(family.schedule, stage, *of_stage)[0]) for stage in range(family.stages))
-    behind = runs_of(cost.layer_types, strategies.in_front)
+    behind = strategies.runs(cost.layer_types)
     for run, choices in zip(behind, strategies.layers, strict=True):
         passes, share = family.micro_batches, run.units / family.stages / family.global_batch
         busy_ms.append(dict.fromkeys(choices, 0.0))
@@ -105,9 +105,11 @@ def _narrowed(bounded: Part, count: int, cost: CostModel, budget_mib: float) -> 
             fit &= max((room[strategy] for strategy in layers[-1]), default=0) >= run.units
         if not fit:
             continue
-        if prefixes := [prefix for prefix in strategies.prefixes if set(prefix) <= set(dense)]:
+        prefixes = [prefix for prefix in strategies.prefixes if set(prefix) <= set(dense)]
+        suffixes = [suffix for suffix in strategies.suffixes if set(suffix) <= set(chosen)]
+        if prefixes and suffixes:
             bound = sum(min(ms[strategy] for strategy in choices) for ms, choices in zip(busy_ms, layers, strict=True))
-            yield max(least, bound), family, replace(strategies, layers=layers, prefixes=prefixes)
+            yield max(least, bound), family, replace(strategies, layers=layers, prefixes=prefixes, suffixes=suffixes)
 
 
 def _room(states_mib: float, activations_mib: float, held: Mapping[int, int], budget_mib: float) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate, chain, product
 from math import gcd
 from typing import NamedTuple, TypeVar
 
@@ -126,12 +126,14 @@ class Strategies:
     """The strategies of a family's plans. Shared between families and compared by identity.
 
     Dense layers in front of all others may be priced as a part of the embedding: `prefixes` are their strategies. They
-    are in the first stage then, with another layer at least, and the core sees the layers behind them.
+    are in the first stage then, with another layer at least, and the core sees the layers behind them. So may an MTP
+    layer be a part of the LM head: `suffixes`.
     """
 
     layers: Sequence[Sequence[LayerStrategy]]  # of each run of layers of a type that the core sees
     vocabularies: Sequence[VocabStrategy]
     prefixes: Sequence[tuple[LayerStrategy, ...]] = ((),)
+    suffixes: Sequence[tuple[LayerStrategy, ...]] = ((),)  # strategies with the token layout of all `vocabularies`
     most_first: int | None = None  # layers of the first stage; None: any number
     units: Sequence[Sequence[ModelShape]] = ()  # of each run the kinds of a unit's layers; (): all of one layer
 
@@ -140,20 +142,25 @@ class Strategies:
         """Layers that are priced with the embedding."""
         return len(self.prefixes[0])
 
+    def runs(self, layer_types: tuple[int, ...]) -> tuple[LayerRun, ...]:
+        """The runs of layers that the core sees."""
+        return runs_of(layer_types[: len(layer_types) - len(self.suffixes[0])], self.in_front)
+
     @property
     def alike(self) -> bool:
         """Whether layers have no choice."""
         return max(map(len, self.layers)) == 1
 
     @property
-    def beginnings(self) -> list[tuple[VocabStrategy, tuple[LayerStrategy, ...]]]:
-        """Pairs (vocabulary, dense prefix); the core sees each pair as one vocabulary strategy."""
-        return [(vocab, prefix) for vocab in self.vocabularies for prefix in self.prefixes]
+    def ends(self) -> list[tuple[VocabStrategy, tuple[LayerStrategy, ...], tuple[LayerStrategy, ...]]]:
+        """(vocabulary, dense prefix, MTP suffix); the core sees each of these as one vocabulary strategy."""
+        return list(product(self.vocabularies, self.prefixes, self.suffixes))
 
     def can_divide(self, family: PlanFamily, layer_types: tuple[int, ...]) -> bool:
-        """Whether the stages of a family can divide the layers; interleaving needs a single run of layers."""
-        units = sum(run.units for run in runs_of(layer_types, self.in_front))
-        return units >= family.stages * family.chunks and (family.chunks == 1 or len(self.layers) == 1)
+        """Whether the stages of a family can divide the layers; interleaving needs a single run of layers, and is alone
+        in taking MTP for a part of the LM head."""
+        fits = len(self.layers) == 1 if family.chunks > 1 else not self.suffixes[0]
+        return fits and sum(run.units for run in self.runs(layer_types)) >= family.stages * family.chunks
 
     def _of_units(self) -> list[list[tuple[LayerStrategy, ...]]]:
         """The strategies of a unit's layers, for each run."""
@@ -166,12 +173,12 @@ class Strategies:
 
     def have(self, plan: Plan, layer_types: tuple[int, ...]) -> bool:
         """Whether a plan is among those of these strategies."""
-        first, skipped = plan.stages[0], self.in_front
+        first, skipped, stop = plan.stages[0], self.in_front, len(layer_types) - len(self.suffixes[0])
         if (self.most_first is not None and first > self.most_first) or (skipped and first <= skipped):
             return False
-        ends_fit = plan.vocab in self.vocabularies and plan.layers[:skipped] in self.prefixes
+        ends_fit = (plan.vocab, plan.layers[:skipped], plan.layers[stop:]) in self.ends
         starts = {len(layer_types)}
-        for run, choices in zip(runs_of(layer_types, skipped), self._of_units(), strict=True):
+        for run, choices in zip(self.runs(layer_types), self._of_units(), strict=True):
             width, begin = len(run.types), skipped + run.start
             of_run = range(begin, begin + width * run.units, width)
             starts |= set(of_run)
@@ -181,15 +188,16 @@ class Strategies:
     def plan(self, family: PlanFamily, vocab: int, division: Sequence[int], choice: Sequence[int], bare: Plan) -> Plan:
         """The plan that the core's numbers stand for; `bare` gives the fields that all plans of a search share."""
         of_units = [unit for choices in self._of_units() for unit in choices]
-        units, of_vocab, prefix = [of_units[number] for number in choice], *self.beginnings[vocab]
+        units, (of_vocab, prefix, suffix) = [of_units[number] for number in choice], self.ends[vocab]
         ends = [0, *accumulate(map(len, units))]  # layers up to each unit
         stages = [ends[stop] - ends[stop - count] for count, stop in zip(division, accumulate(division), strict=True)]
+        stages[-1] += len(suffix)
         return replace(
             bare,
             global_batch=family.global_batch,
             micro_batches=family.micro_batches,
             stages=(len(prefix) + stages[0], *stages[1:]),
-            layers=(*prefix, *chain(*units)),
+            layers=(*prefix, *chain(*units), *suffix),
             vocab=of_vocab,
             schedule=family.schedule,
             chunks=family.chunks,

@@ -84,26 +84,26 @@ def test_one_strategy_for_all_layers_leaves_out_that_of_experts_in_dense_ones() 
     assert found.count("nothing fits") < 5
 
 
-def test_chunks_with_dense_layers_in_the_first_one() -> None:
-    """Enumeration has them elsewhere, too, so that its optimum may be below."""
-    for seed in range(6):
-        options = SearchOptions.from_mapping(
-            {
-                "gap": 0,
-                "num_gpus_per_node": 2,
-                "memory_constraint": 4,
-                "settle_bsz": 4,
-                "settle_chunk": 2,
-                "seq_length": 12,
-                "disable_sdp": True,
-                "disable_ckpt": True,
-                "max_virtual_pp_deg": 2,
-            }
-        )
-        models = [model_of(5, dense_layers=(0,))]
+@pytest.mark.parametrize(("dense", "mtp"), [((0,), 0), ((), 1)], ids=["dense layers", "MTP"])
+def test_chunks_take_the_first_and_the_last_layers_for_vocabulary(
+    dense: tuple[int, ...], mtp: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Enumeration has dense layers in other chunks, too, and MTP in another layout than the LM head's."""
+    every = branches.Branches.strategies
+    of_chunks = lambda mine: {family: spaces for family, spaces in every(mine).items() if family.chunks > 1}  # noqa: E731
+    monkeypatch.setattr(branches.Branches, "strategies", of_chunks)
+    values = {"gap": 0, "num_gpus_per_node": 4, "memory_constraint": 4, "settle_bsz": 4, "settle_chunk": 2}
+    values |= {"max_ep_deg": 1, "seq_length": 12, "disable_sdp": True, "disable_ckpt": True, "max_virtual_pp_deg": 2}
+    options = SearchOptions.from_mapping(values)
+    models = [replace(model_of(5, dense_layers=(0,), mtp=mtp), dense_layers=dense)]
+    for seed in range(2):
         cost = RandomCost(models, options, seed)
-        chunks = [one for family, one in search(models, cost, options).outcomes.items() if family.chunks > 1]
-        assert chunks and all(one.name != "NOT_DIVISIBLE" for one in chunks)
+        spaces = [each for some in branches.Branches(cost, options).strategies().values() for each in some]
+        plans = [one for one in every_plan(models, cost, options) if one.plan.chunks > 1]
+        own = [one for one in plans if any(each.have(one.plan, cost.layer_types) for each in spaces)]
+        best = min(one.ms_per_sample / 1000 for one in own)
+        result = search(models, cost, options)
+        assert result.lower_bound_s / 4 <= best * (1 + 1e-9) <= result.time_s / 4 * (1 + 2e-9) <= best * 1.01
 
 
 def test_many_dense_layers_in_front_are_layers_as_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
