@@ -320,7 +320,7 @@ def gaps(plan: Plan, program: str, model: ModelShape | None = None) -> list[str]
 
 def untaught(kinds: Sequence[ModelShape]) -> str:
     """Parts of a model that is planned alone; "": none. Its layers of other types alternate."""
-    return kinds[0].traits.untrained or "windows of attention" * any(kind.window for kind in kinds)
+    return max((kind.lacking for kind in kinds), key=len)
 
 
 def _require_expressible(plan: Plan, program: str, model: ModelShape | None) -> None:
