@@ -54,7 +54,7 @@ def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Ar
     if plan.chunks > 1:
         arguments["virtual_pp_degree"] = plan.chunks
     if stage := sharding_stage(plan):
-        sharding = layer.shards(plan.stage_size)  # it makes the rest of the ranks its data_parallel_degree
+        sharding = layer.shards(plan.stage_size)  # PaddleNLP derives data_parallel_degree from the other ranks
         arguments |= {"sharding": f"stage{stage}", "sharding_parallel_degree": sharding}
     kept = [index for index, each in enumerate(plan.layers) if not each.recompute]
     if len(kept) < len(plan.layers):
