@@ -30,7 +30,8 @@ PLACES = (
 OPENERS = re.compile(r"(?:^|(?<=[.!?:;]\s))(?:Of|What|Who|That)\b[^.!?]*(?P<end>[.!?]|$)")
 PRONOUNS = re.compile("one|own|found|given|some|before")  # say nothing of a variable's content
 FRAGMENT = re.compile(
-    r"\S  # ((?:of|in|by|as|for|from|with|without|where|whose|which|at|to|on|behind|after|until)\b(?: \S+){1,7})$"
+    r"\S  # ((?:it|they|those|these|or|else|of|in|by|as|for|from|with|without|where|whose|which|at|to|on|behind|after|"
+    r"until)\b(?: \S+){1,7})$"
 )
 PRIVATE_NAMES = re.compile(r"(?i)(?:^|_)(told|tells?|heard|hears?|said|anew|whoever|goes_on|at_hand)(?=_|$)")
 WORDS: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("words.json").read_text())

@@ -19,8 +19,8 @@ MOST_TRAINED = 1_000_000  # tokens of a tokenizer; memory is set aside for them,
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]  # number of steps, and the like
 CountOrNone = Annotated[int, Field(ge=0, le=1_000_000_000)]  # 0: none
 CountOrAll = Annotated[int, Field(ge=-1, le=1_000_000_000)]  # -1: all of them
-Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]  # or nodes, devices, degrees, stages
-Rank = Annotated[int, Field(ge=0, lt=MOST_RANKS)]  # or a node, counted from 0
+Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]  # number of ranks, nodes, devices, stages; a degree
+Rank = Annotated[int, Field(ge=0, lt=MOST_RANKS)]  # index of a rank or node
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 LayersOrNone = Annotated[int, Field(ge=0, le=MOST_LAYERS)]
 Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]  # global batch size, or micro-batches

@@ -149,7 +149,7 @@ def _work(work: Callable[[], bytes], write: int, memory_mib: int, seconds: float
         for number in ENDED_BY:
             signal.signal(number, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        signal.setitimer(signal.ITIMER_REAL, LONGEST_WAIT * seconds)  # it may wait for ever
+        signal.setitimer(signal.ITIMER_REAL, LONGEST_WAIT * seconds)  # wall time limit: the work may block
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)  # messages of libraries at exit

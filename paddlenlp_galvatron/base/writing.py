@@ -63,7 +63,7 @@ def locked(target: Path, *, file: Path | None = None, wait_s: float = 0.0) -> It
         _TAKEN.discard(mark)
         os.environ[MARKS] = os.environ.get(MARKS, "").replace(f" {mark}", "")
         with suppress(OSError):  # closing releases the lock
-            if is_named(handle, file):  # else the file may belong to another process
+            if is_named(handle, file):  # a new file may belong to another process
                 file.unlink()
         os.close(handle)
 
@@ -233,7 +233,7 @@ def _new_file(target: Path) -> tuple[Path, BinaryIO]:
         file = unfinished.open("xb")
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError):  # it was taken for one before it had the lock
+        with suppress(FileNotFoundError):  # another process may have removed the unlocked file
             unfinished.stat()
             return unfinished, file
         file.close()

@@ -42,7 +42,7 @@ def exit_code_of(work: Callable[[], int], debug: bool = False) -> int:
     """Do the work, with an error as a line and an exit code."""
     debug = debug or os.environ.get("GALVATRON_DEBUG", "0") not in ("", "0")
     if not debug:
-        warnings.simplefilter("ignore")  # those of Paddle and PaddleNLP, which the user cannot mend
+        warnings.simplefilter("ignore")  # warnings of Paddle and PaddleNLP, which users cannot fix
     _show_what_cannot_be_encoded()
     with lasting_streams() as lost:
         code = _done(work, debug)

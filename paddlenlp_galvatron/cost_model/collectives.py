@@ -184,7 +184,7 @@ def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Se
     head, tied = _head_calls(model, vocab, setting) if role != "first" else Calls(), model.tied_embeddings
     if tied and role != "first":  # one table, reduced and published once, by the head
         embedding = embedding._replace(finish=(), publish=())
-    if role == "only":  # it is used until the step's last pass
+    if role == "only":  # the only stage uses the table until its last pass
         return embedding + (head._replace(reduce=(), across=(), finish=head.reduce + head.across) if tied else head)
     shared, alone = (embedding + head, Calls()) if tied else (embedding, head)
     gradient = setting.states.gradient
@@ -320,7 +320,7 @@ class CallTimes(NamedTuple):
     gather_backward: Overlapped = Overlapped()
     reduce: Overlapped = Overlapped()
     across: Overlapped = Overlapped()
-    finish_ms: float = 0.0  # those of vectors included
+    finish_ms: float = 0.0  # includes gradients of vectors
     publish_ms: float = 0.0
     beside: tuple[tuple[CommPoint, Overlapped], ...] = ()  # each call by itself
     hidden_ms: float = 0.0  # share of these that products hide

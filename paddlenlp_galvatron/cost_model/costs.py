@@ -135,7 +135,7 @@ class PassTerms(NamedTuple):
     gather_ms: float = 0.0  # ZeRO-3's weights
     reduce_ms: float = 0.0  # gradients that are reduced after each micro-batch
     tensor_ms: float = 0.0  # collectives of tensor and context parallelism and Ulysses
-    expert_ms: float = 0.0  # those of expert parallelism
+    expert_ms: float = 0.0  # messages of expert parallelism
     offload_ms: float = 0.0  # copies of activations to the host's memory and back, beyond the pass
 
     def __add__(self, other: PassTerms) -> PassTerms:  # type: ignore[override]

@@ -77,7 +77,7 @@ class CostModel:
         options = replace(self.options, context_mib=context_mib, freed=freed)
         if options == self.options:
             return self
-        if options.masters_first and self.assumed.offload_optimizer:  # these prices depend on the reserve
+        if options.masters_first and self.assumed.offload_optimizer:  # cached prices depend on the reserve then
             return self._with(options)
         other = copy(self)  # the copy keeps the cached prices
         other.options = options

@@ -99,7 +99,7 @@ class _Sent(NamedTuple):
     """A part whose gradients are being reduced."""
 
     part: PartMemory = PartMemory()
-    again: bool = False  # they are those of a further micro-batch, to be added to the sums that are kept
+    again: bool = False  # gradients of a later micro-batch, added to kept sums
 
     @property
     def spent_mib(self) -> float:

@@ -65,7 +65,7 @@ class Weights:
     head_vectors: int = 0  # whole ones that a rank uses on heads of its own: norms of q and k
     whole_matrices: tuple[int, ...] = ()  # of the matrices, those that no rank splits: projections to latents
     copied_matrices: tuple[int, ...] = ()  # of the matrices, those that `copies` ranks of the tp group hold: kv heads
-    copied_vectors: tuple[int, ...] = ()  # those of the split vectors
+    copied_vectors: tuple[int, ...] = ()  # split vectors that `copies` ranks hold
     copies: int = 1
     largest: int = 0  # elements of the largest matrix
 

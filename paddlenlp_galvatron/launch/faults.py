@@ -271,7 +271,7 @@ def _place(rank: Rank) -> str:
 def with_waits(fault: Fault, waits: Iterable[Wait]) -> Fault:
     """Adds the ranks that wait, and their operation: one whose group has the faulty rank, and the longest wait."""
     waits = [wait for wait in waits if wait.rank != fault.rank]
-    if not waits or fault.exit_code != 1 or fault.out_of_memory:  # it says enough
+    if not waits or fault.exit_code != 1 or fault.out_of_memory:  # the fault explains itself
         return fault
     in_group = re.compile(rf"ranks [\d, ]*\b{fault.rank}\b")
     what = max(waits, key=lambda wait: (bool(in_group.search(wait.what)), wait.age_s)).what

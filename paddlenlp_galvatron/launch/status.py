@@ -41,7 +41,7 @@ class RankOutcome(IntEnum):
     DONE = 1
     REFUSED = 2  # an error for the user, who can mend it
     FAILED = 3
-    LOST_A_PEER = 4  # it failed because another one did, or did not come
+    LOST_A_PEER = 4  # the rank failed as another one failed or never joined
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def in_step(number: int) -> str:
 
 def longest_wait() -> tuple[str, float] | None:
     """This rank's longest wait now, and its start by the monotonic clock."""
-    waits = _waits[:1]  # another thread may ask
+    waits = _waits[:1]  # a copy, as another thread may call
     return waits[0] if waits else None
 
 

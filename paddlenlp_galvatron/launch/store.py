@@ -105,7 +105,7 @@ class StoreServer:
                 else:
                     writer.write(await keys.answer(command, key, value))
         except (OSError, EOFError, ValueError, struct.error, TimeoutError, asyncio.CancelledError):
-            pass  # it left, is a stranger, or the server closes
+            pass  # the client left or is unknown, or the server closes
         finally:
             writer.close()
 

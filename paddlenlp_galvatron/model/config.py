@@ -337,7 +337,7 @@ def _rope(fields: Fields) -> tuple[float, tuple[tuple[str, int | float | str], .
     config, family, source = fields.config, fields.family, fields.source
     settings = [(name, config[name]) for name in ("rope_scaling", "rope_parameters") if config.get(name)]
     where, rope = settings[0] if settings else ("", {})
-    if family.local and isinstance(rope, dict) and FULL in rope:  # those of windows are others
+    if family.local and isinstance(rope, dict) and FULL in rope:  # windowed layers have another base
         settings, rope = [], rope[FULL]
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
     needed = {"default": (), **family.rope_types}.get(kind) if isinstance(kind, str) else None

@@ -29,7 +29,7 @@ class Weight:
     padded: bool = False  # to a multiple of the degree, along the axis that splits
     linear: bool = False  # a linear layer's matrix, which Hugging Face keeps transposed
     large: bool = False  # a matrix that every rank has whole, but ZeRO shards: a projection to latents
-    state: bool = False  # it has no gradient, and stays fp32: the bias of a router's choice
+    state: bool = False  # fp32 without a gradient: a router's selection bias
     expert: int | None = None  # of which routed expert, whose ranks split it as those of tensor parallelism do others
 
     @property

@@ -249,7 +249,7 @@ class ModelShape:
     def fingerprint(self) -> str:
         """Short hash of all fields that planning depends on: equal exactly for shapes that are equal but for their
         names."""
-        planned = asdict(self) | {"initializer_range": USUAL["initializer_range"]}  # it decides only the first weights
+        planned = asdict(self) | {"initializer_range": USUAL["initializer_range"]}  # no effect on plans
         stated = {key: value for key, value in planned.items() if key not in UNPLANNED}
         return _short_hash({key: value for key, value in stated.items() if not (key in YOUNG and value == YOUNG[key])})
 

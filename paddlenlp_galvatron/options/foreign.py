@@ -20,7 +20,7 @@ from ..base.reading import read_json
 class Fate(NamedTuple):
     """The fate of one option."""
 
-    why: str  # it has no effect, or takes no other value
+    why: str  # reason: no effect here, or no other value possible
     values: str | None = None  # at which it is taken, one of several apart by |; None: for any value
     holds: bool = True  # at these values, in every run; False: where the plan or the model says so, hence a note
 

@@ -54,7 +54,7 @@ def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Ar
     if plan.chunks > 1:
         arguments["virtual_pp_degree"] = plan.chunks
     if stage := sharding_stage(plan):
-        sharding = layer.shards(plan.stage_size)  # it makes the rest of the ranks its data_parallel_degree
+        sharding = layer.shards(plan.stage_size)  # PaddleNLP derives data_parallel_degree from the other ranks
         arguments |= {"sharding": f"stage{stage}", "sharding_parallel_degree": sharding}
     kept = [index for index, each in enumerate(plan.layers) if not each.recompute]
     if len(kept) < len(plan.layers):
@@ -320,7 +320,7 @@ def gaps(plan: Plan, program: str, model: ModelShape | None = None) -> list[str]
 
 def untaught(kinds: Sequence[ModelShape]) -> str:
     """Parts of a model that is planned alone; "": none. Its layers of other types alternate."""
-    return kinds[0].traits.untrained or "windows of attention" * any(kind.window for kind in kinds)
+    return max((kind.lacking for kind in kinds), key=len)
 
 
 def _require_expressible(plan: Plan, program: str, model: ModelShape | None) -> None:

@@ -19,17 +19,7 @@ from .computation import (
     layer_part,
 )
 from .data_sheet import Device, load_data_sheet
-from .files import (
-    OVERLAP_NAME,
-    Fingerprint,
-    Meta,
-    ProfileFile,
-    allreduce_name,
-    computation_name,
-    memory_name,
-    p2p_name,
-    sp_time_name,
-)
+from .files import Fingerprint, Meta, ProfileFile
 from .hardware import Collective, HardwareProfile, MessageGroup
 from .memory import LayerMemory, MemoryProfile, Variant, VocabMemory, VocabVariant
 from .reserve import Reserve

@@ -49,7 +49,7 @@ def recommendations(rows: Sequence[Mapping[str, Any]], options: FitOptions) -> l
         return float(row["cost"] or days(row) * row["gpus"])
 
     chosen = {"fastest": min(able, key=days)}
-    if options.price_per_gpu_hour or len({row["device"] for row in able}) == 1:  # else nobody knows the dearer GPU
+    if options.price_per_gpu_hour or len({row["device"] for row in able}) == 1:  # devices without prices are not ranked
         chosen = {"cheapest": min(able, key=cost)} | chosen
     if limits := _limits(options):
         inside = [row for row in able if days(row) <= (options.days or inf) and cost(row) <= (options.budget or inf)]

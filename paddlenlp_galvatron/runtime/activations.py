@@ -198,7 +198,7 @@ class Window:
                 if kept.away:
                     kept.host = self._place(record.chunk, kept)
             with self._to_host.after(device.event_here()):
-                device.wait_in_stream(self._fetched)  # those may yet read the memory that is written here
+                device.wait_in_stream(self._fetched)  # kernels in flight may still read this memory
                 for kept in record.tensors.values():
                     if kept.away:
                         source = part_of(kept.whole, kept.size - kept.away, kept.size)

@@ -22,7 +22,7 @@ class Samples(NamedTuple):
     pairs: Facts | None = None
 
 
-Batch = Tokens | tuple[Tokens, Tokens] | Samples  # or [rows, S + 1], of which labels are one to the right
+Batch = Tokens | tuple[Tokens, Tokens] | Samples  # tokens alone: [rows, S + 1], labels shifted by one
 
 
 def samples_of(batch: Batch) -> Samples:

@@ -72,7 +72,7 @@ class Operation:
 
     def wait(self) -> None:
         """Let this rank's next computation wait for it: the host on CPU, the compute stream on a GPU."""
-        if (task := self.task) is not None:  # else the watchdog has seen its end
+        if (task := self.task) is not None:  # the watchdog clears a finished task
             task.wait()
         _ = self.ended
 

@@ -287,5 +287,5 @@ def _one_a_core() -> list[int]:
 
 def _move(processors: Sequence[int]) -> None:
     for thread in Path("/proc/self/task").iterdir():
-        with suppress(ProcessLookupError):  # it has ended meanwhile
+        with suppress(ProcessLookupError):  # the process may have ended
             os.sched_setaffinity(int(thread.name), processors)

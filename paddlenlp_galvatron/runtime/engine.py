@@ -94,7 +94,7 @@ class Engine:
         Raises UserError: no token has a label."""
         samples = self._by_micro_batch(samples_of(rows))
         labelled, pairs, chosen = self.plan.global_batch * self.seq_length, 0, 0
-        if isinstance(rows, tuple):  # else each token's label is the next token
+        if isinstance(rows, tuple):  # a pair has labels; tokens alone are their own labels
             learnt = int((self.stage.own(samples.labels) != IGNORED_LABEL).sum()) if self.stage.is_last else 0
             facts = self._pairs_of_loss(samples)
             sums = [int(sum(counts)) for counts in self.gather(learnt, (facts[..., 2] > 0).sum(), facts[..., 2].sum())]
@@ -176,7 +176,7 @@ class Engine:
         for number, sums in enumerate(self.stage.answer_sums):
             local_sums[number, self.stage.rows_of_loss] = device.to_host(self.stage.of_loss(sums))
         if not self.stage.reports_first:
-            local_sums[:] = 0  # another rank has the same numbers
+            local_sums[:] = 0  # a replica counts these numbers
         with waiting("all_reduce of log-probabilities over all ranks"):
             whole = device.to_host(all_reduce(device.to_device(local_sums), self._world))
         return np.asarray(whole).reshape(-1, *local_sums.shape[2:])

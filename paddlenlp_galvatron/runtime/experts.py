@@ -346,7 +346,7 @@ class OwnExperts:
         adapters: Adapters | None = None,
     ):
         self.layer = nn.Layer()
-        self.counts = True  # else there are no adapters
+        self.counts = True  # False: adapters are disabled
         self._adapters = adapters
         self._shape, self._experts, self._group, self._numbers, self._load = shape, experts, group, numbers, load
         self._padding = padding

@@ -31,7 +31,7 @@ class LoRALinear(nn.Layer):  # type: ignore[misc]
         super().__init__()
         inputs, outputs = plain.weight.shape
         self._scaling = adapters.scaling
-        self.counts = True  # else it is the plain layer
+        self.counts = True  # False: adapters are disabled
         self.weight, self.bias = plain.weight, plain.bias
         self.lora_A = self.create_parameter([inputs, adapters.rank])
         self.lora_B = self.create_parameter([adapters.rank, outputs])

@@ -30,7 +30,7 @@ class ModelSetup:
     kernels: Kernels
     seed: int = 0  # seed of dropout
     packed: bool = False  # rows may hold several documents; every layer must know where they end
-    adapters: Adapters | None = None  # they alone are trained
+    adapters: Adapters | None = None  # LoRA adapters; all other weights are frozen
     preference: Preference | None = None  # rows hold pairs of answers, and the loss is of these
     mtp_weight: float = MTP_WEIGHT  # weight of MTP's loss
 

@@ -165,7 +165,7 @@ class Stage:
         if embedding is not None:
             embedded = run(position, embedding, *(each for each in (ids, mtp and mtp[0]) if each is not None))
             x = embedded[0] if x is None else x
-            if self._frozen and paddle.is_grad_enabled():  # or nothing behind a frozen embedding had a way back
+            if self._frozen and paddle.is_grad_enabled():  # frozen embeddings give no gradient to start backward
                 x.stop_gradient = False
             position += 1
         for redistribution, block in zip(redistributions, blocks, strict=False):

@@ -391,7 +391,7 @@ class UnitMaker:
     def __init__(self, every_micro_batch: bool):
         self.chain: list[Units] = []  # of each module, in the order of the forward pass
         self.vectors: list[ShardedParameter] = []  # norms and biases
-        self.frozen: list[ShardedParameter] = []  # those that don't learn
+        self.frozen: list[ShardedParameter] = []  # frozen weights
         self._every_micro_batch = every_micro_batch
         self.made: dict[tuple[int, ...], Units] = {}  # by the matrices: tied vocabulary layers share a unit
 

@@ -134,7 +134,7 @@ class ShardedParameter:
     shard_group: Any = None  # the part of sum_group in which ZeRO shards; None: all of it
     replica_group: Any = None  # ranks of all parts that keep the same shard
     presum_group: Any = None  # ranks that hold copies of these values and sum the copies' gradients first
-    presum_across_stages: bool = False  # these ranks are in different stages: not before the step's last backward
+    presum_across_stages: bool = False  # ranks of several stages: reduced after the last backward
     sharded: bool = True  # sharded by ZeRO, if it is a matrix
     expert: bool = False  # of a routed expert, whose dp type is its own
     state: bool = False  # its gradient is always 0

@@ -29,7 +29,7 @@ class InitialWeights(NamedTuple):
     """The weights at the first step."""
 
     source: WeightSource | None  # None: drawn from the seed
-    adapters: Adapters | None  # they alone learn; None: all weights do
+    adapters: Adapters | None  # the only trained weights; None: all weights train
     base: str  # identity of the weights under adapters, or of DPO's reference; "": neither needs one
 
 

@@ -69,7 +69,7 @@ class TrainingLoop:
                     events.control.should_save |= stopped
                     events.control.should_training_stop |= stopped or self.step == run.steps
                     if stopped and self.step < run.steps:
-                        self.exit_code = 128 + next(iter(signals), signal.SIGTERM)  # another rank's may be the signal
+                        self.exit_code = 128 + next(iter(signals), signal.SIGTERM)  # maybe another rank got it
                         sys.stderr.write(f"{STOPPED} step {self.step} of {run.steps}\n")
                     self._log_evaluate_save(record)
                     if events.control.should_training_stop or self.step % run.epoch_steps == 0:

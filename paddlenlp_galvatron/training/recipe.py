@@ -107,7 +107,7 @@ class Recipe(Options):
             grad_clip=grad_clip,
             apply_decay_param_fun=lambda name: name in names,
         )
-        make_states(optimizer)  # they stay: made behind a step, they would lie in its freed blocks
+        make_states(optimizer)  # states made later would fragment freed blocks of a step
         return optimizer
 
 

@@ -11,7 +11,8 @@ from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ, example, ex
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import StageSetting, load
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Precision, read_plan, uniform_plan
-from paddlenlp_galvatron.profiles import Fingerprint, Meta, allreduce_name, computation_name, memory_name
+from paddlenlp_galvatron.profiles import Fingerprint, Meta
+from paddlenlp_galvatron.profiles.files import allreduce_name, computation_name, memory_name
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files next to the checkout")

@@ -12,8 +12,8 @@ from two_nodes import ADDRESSES, two_nodes_or_skip
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.measure.messages import group_kinds
 from paddlenlp_galvatron.model import load_model
-from paddlenlp_galvatron.profiles import Collective, ComputationProfile, MemoryProfile, computation_name, memory_name
-from paddlenlp_galvatron.profiles.files import OVERLAP_NAME
+from paddlenlp_galvatron.profiles import Collective, ComputationProfile, MemoryProfile
+from paddlenlp_galvatron.profiles.files import OVERLAP_NAME, computation_name, memory_name
 from paddlenlp_galvatron.profiles.hardware import HardwareProfile, MessageGroup
 
 

@@ -12,7 +12,8 @@ from small_model import small_config
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.measure.nodes import options_of_hostfile
-from paddlenlp_galvatron.profiles import OVERLAP_NAME, HardwareProfile, allreduce_name, p2p_name, sp_time_name
+from paddlenlp_galvatron.profiles import HardwareProfile
+from paddlenlp_galvatron.profiles.files import OVERLAP_NAME, allreduce_name, p2p_name, sp_time_name
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("allreduce", "p2p", "allreduce_sp", "all2all", "overlap")

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import damaged
 
-from paddlenlp_galvatron import profiles
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import load
 from paddlenlp_galvatron.model import measured_fingerprint
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
 from paddlenlp_galvatron.plan.mesh import Axis
 from paddlenlp_galvatron.profiles import Collective, HardwareProfile, MessageGroup, Meta, PassTimes, ProfileFile, Shape
+from paddlenlp_galvatron.profiles import files as profiles
 from paddlenlp_galvatron.profiles.computation import CommPointKey, CommPointTimes, ComputationProfile, PassKey
 from paddlenlp_galvatron.profiles.files import LARGEST_BYTES, MOST_FILES, OVERLAP_NAME, Fingerprint
 from paddlenlp_galvatron.profiles.hardware import read_allreduce, read_messages, read_overlap, read_p2p

@@ -281,7 +281,7 @@ def _strategy(strategy: LayerStrategy | VocabStrategy) -> str:
     layer = strategy.as_layer() if isinstance(strategy, VocabStrategy) else strategy
     split = "".join(f"{axis}{degree}" for axis, degree in layer.axes if degree > 1) or "dp"
     strided = "" if layer.consecutive or layer.ranks == 1 else "s"
-    again = f"r({layer.recompute.words})".replace("(full)", "") if layer.recompute else ""  # or `r(norms+mlp)`
+    again = f"r({layer.recompute.words})".replace("(full)", "") if layer.recompute else ""  # such as `r(norms+mlp)`
     away = f"h{layer.offload}" if layer.offload else ""  # percent in the host's memory
     words = [split + strided, DATA_PARALLEL[layer.dp_type], again, away]
     return " ".join(word for word in words if word)

@@ -61,7 +61,7 @@ def require_rendered(template: Template, contents: Sequence[LineMessage], contex
         try:
             return template.whole(messages, fields)
         except UserError:
-            return None  # it looked at the changed field
+            return None  # the template reads the changed field
 
     def lost(field: str) -> UserError:
         return UserError(f"{field}: the chat template leaves it out; give another: galvatron train --chat_template")
@@ -234,7 +234,7 @@ def in_its_form(template: Template, messages: Sequence[Message], context: Mappin
             "tool_calls: the chat template writes their arguments neither as an object nor as a text; name another: "
             "galvatron train --chat_template"
         )
-    return unchanged  # it refuses the conversation, or leaves calls out
+    return unchanged  # the template rejects the conversation or omits calls
 
 
 def _with_arguments(message: Message, change: Any) -> Message:

@@ -93,7 +93,7 @@ class InPasses(BatchSource):
         """Rows beyond the last sample have no label."""
         present = [row for row in rows if self.first_sample(step) + row < self.samples]
         ids, labels, ends, pairs = self.rows(step, present)
-        lacking = ((0, len(rows) - len(present)), (0, 0))  # they are the last
+        lacking = ((0, len(rows) - len(present)), (0, 0))  # missing columns are the last ones
         return Samples(
             np.pad(ids, lacking),
             np.pad(labels, lacking, constant_values=IGNORED_LABEL),

@@ -375,7 +375,7 @@ def _environment() -> Any:
         raise TemplateError(message)
 
     environment = _Sandbox(
-        optimized=False,  # or constants are computed when a template is read
+        optimized=False,  # the optimizer would evaluate constants while parsing
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,

@@ -259,7 +259,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     limited(attempt, f"{file}: reading it", len(text))
     tokenizer = read()
     tokenizer.no_truncation()  # many files have the limits of their last use: the rest of a document would be lost,
-    tokenizer.no_padding()  # or documents filled up with tokens that nobody wrote
+    tokenizer.no_padding()  # padding would add tokens to documents
     return tokenizer
 
 

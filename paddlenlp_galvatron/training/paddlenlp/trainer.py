@@ -203,7 +203,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         uninstall_group()  # PaddleNLP's Trainer asks while it is made, which another run's plan may refuse
         self.args: RunArguments
         self.control: Any
-        settings.make_output_dir()  # or PaddleNLP does, and its name may not last
+        settings.make_output_dir()  # PaddleNLP's own directory might not be written to disk
         super().__init__(
             LocalModel(engine.stage),
             args=run_arguments(settings, steps, engine.plan.assumed.mixed_precision, args),
@@ -342,7 +342,7 @@ class Callbacks(Events):
         self._call("on_optimizer_begin", scaler=self._trainer.run.engine.scaler)
 
     def on_optimizer_end(self) -> None:
-        if self._has_others:  # they may read weights
+        if self._has_others:  # callbacks may read weights
             self._trainer.run.engine.wait_for_updates()
         self._call("on_optimizer_end", scaler=self._trainer.run.engine.scaler)
 
