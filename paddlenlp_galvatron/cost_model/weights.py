@@ -192,14 +192,13 @@ def offloaded_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters 
 
 def _away_mib(plan: Plan, kind: ModelShape, layer: LayerStrategy) -> float:
     """Activations of a micro-batch that a layer has in the host's memory."""
-    assumed, experts = plan.assumed, layer.experts
-    seq, parallel = assumed.seq_length or 0, assumed.sequence_parallel
-    numbers, scalars = layer_numbers_per_token(kind, seq, layer.tp, parallel, assumed.fused)
+    assumed, seq = plan.assumed, plan.assumed.seq_length or 0
+    numbers, scalars = layer_numbers_per_token(kind, seq, layer.tp, assumed.sequence_parallel, assumed.fused)
     if kind.experts:
         kept = kind.routed.kept(Fused.NONE)
-        numbers += kind.experts_per_token / layer.tp * (kept.tokens * experts.etp + kept.split)
+        numbers += kind.experts_per_token / layer.tp * (kept.tokens * layer.experts.etp + kept.split)
     if layer.recompute is Recompute.FULL:
-        numbers, scalars = kind.hidden_size / (layer.tp if parallel else 1), 0.0
+        numbers, scalars = kind.hidden_size / (layer.tp if assumed.sequence_parallel else 1), 0.0
     tokens = plan.micro_batch * seq * layer.tp / plan.stage_size
     size_bytes: float = numbers * assumed.number_types.stored.bytes + scalars * FP32_BYTES
     return ROUNDED * layer.offload / 100 * tokens * size_bytes / MIB

@@ -47,14 +47,13 @@ LARGEST = 3.38e38  # number of fp32 that rounds to a finite one of bf16
 BLOCKS = 16  # of a file of weights that its checksum is of, spread evenly
 # Fields of a config that change the adapters' product, or the base that they name.
 UNLIKE: dict[str, Any] = {
-    **{"lora_dropout": 0, "bias": "none", "lora_bias": False, "use_dora": False, "use_qalora": False},
+    **{"lora_dropout": 0, "bias": "none", "lora_bias": False, "lora_use_mixer": False, "peft_type": "LORA"},
     **dict.fromkeys(("modules_to_save", "layers_to_transform", "layer_replication")),
     **dict.fromkeys(("trainable_token_indices", "alora_invocation_tokens", "trainable_bias", "enable_lora_list")),
     **{"rank_pattern": {}, "alpha_pattern": {}, "fan_in_fan_out": False, "pissa": False, "loraga": False},
-    **{"use_mora": False, "lora_use_mixer": False, "peft_type": "LORA"},
 }
-VARIANT = re.compile(r"use_\w+|\w+_config")  # PEFT's names for fields of a variant of LoRA, but for these:
-PLAIN = re.compile(r"use_rslora|use_quick_lora|(eva|corda|loftq|lora_ga|megatron|runtime)_config")
+# Names of fields of a variant of LoRA; those left out say how plain factors began, or are computed.
+VARIANT = re.compile(r"use_(?!rslora$|quick_lora$)\w+|(?!(eva|corda|loftq|lora_ga|megatron|runtime)_)\w+_config")
 # Patterns in PEFT's config that may have an entry of gate_up_proj alone, and types of their values.
 PATTERNS: dict[str, tuple[type, ...]] = {"rank_pattern": (int,), "alpha_pattern": (int, float)}
 # PEFT's init_lora_weights, in lower case, that leave the base as it is; pissa, olora, corda, loftq, lora_ga change it.
@@ -236,8 +235,7 @@ class AdapterFolder:
         adapters = Adapters(int(str(rank)), float(str(alpha)), bool(scaled)) if counts else Adapters(1, 1.0)
         if experts and any(".experts.lora_" in name for name in self._names):
             self._fused = FusedExperts(self._tensor, experts, adapters, config)
-        switches = [name for name in config if VARIANT.fullmatch(name) and not PLAIN.fullmatch(name)]
-        variants = {name: False if name.startswith("use_") else None for name in switches}
+        variants = {name: False if name.startswith("use_") else None for name in config if VARIANT.fullmatch(name)}
         faults = [
             f"{path}: {name} is {shortened(str(config[name]))}, but {plain} alone is supported"
             for name, plain in (variants | UNLIKE).items()
@@ -359,9 +357,8 @@ def write_adapters(checkpoint: Checkpoint, target: Path, like: Path | None = Non
         facts = write_tensors(folder / WEIGHTS, plain, Precision.FP32, framework="np")
         index = {"metadata": {"total_size": facts.bytes}, "weight_map": {factor.name: WEIGHTS for factor in every}}
         write_text(folder / SHARDS, json.dumps(index, indent=2) + "\n")
-        config = common | {"rslora": adapters.rslora}
+        config = common | {"rslora": adapters.rslora, "tensor_parallel_degree": -1, "dtype": "float32"}
         config |= {"target_modules": [f".*{name}.*" for name in dict.fromkeys(each.projection for each in every)]}
-        config |= {"tensor_parallel_degree": -1, "dtype": "float32"}
         write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
 
 
