@@ -193,12 +193,9 @@ def _latents(fields: Fields) -> Latents:
 
 def _head_dim(fields: Fields) -> int | None:
     """Width of a head; None: hidden_size over heads. Raises UserError for null where the family has another number."""
-    if fields.get("head_dim") is None and (
-        "head_dim" in fields.family.null_off or "head_dim" not in fields.family.defaults
-    ):
+    if fields.get("head_dim") is None and "head_dim" not in fields.family.defaults.keys() - {*fields.family.null_off}:
         return None
-    head_dim: int = fields.number("head_dim")
-    return head_dim
+    return int(fields.number("head_dim"))
 
 
 def _experts(fields: Fields, layers: int) -> dict[str, Any]:

@@ -45,11 +45,9 @@ class Fields:
     def flag(self, field: str) -> bool:
         """A switch, which is off if it is left out, unless the family has it on. Raises UserError."""
         value = self.config.get(field, self.family.defaults.get(field, False))
-        if value is None and field in self.family.null_off:
-            return False
-        if not isinstance(value, bool):
+        if not isinstance(value, bool) and not (value is None and field in self.family.null_off):
             raise self.error(field, "true or false")
-        return value
+        return bool(value)
 
     def error(self, field: str, wanted: str) -> UserError:
         value = self.get(field)

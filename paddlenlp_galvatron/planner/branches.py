@@ -11,6 +11,7 @@ from ..base.errors import UserError
 from ..cost_model import CostModel
 from ..plan import LayerStrategy, Plan, VocabStrategy
 from ..plan.layout import TokenLayout, token_layout
+from ..plan.strategy import Strategy
 from .options import SearchOptions
 from .space import MOST_RUNS, LayerRun, PlanFamily, Space, Strategies, families, interleaved_families, runs_of, suited
 
@@ -116,35 +117,31 @@ class Branches:
         units = [[self._cost.models[kind] for kind in run.types] for run in self.runs]
         units = units if any(unit[1:] for unit in units) else []
         spaces = [Strategies(runs, vocabularies, units=units)] if all(runs) else []
-        if family.stages == 1 or not spaces:
+        if family.stages == 1 or units or not spaces:
             return spaces
         if self._in_front:
-            assert not units
             front, count = runs[0], self._in_front
             mixed = len(front) ** count <= MOST_PREFIXES
             prefixes = list(product(front, repeat=count)) if mixed else [(layer,) * count for layer in front]
-            alone = Strategies(runs, vocabularies, most_first=count)  # the first stage has dense layers alone
-            spaces = [Strategies(runs[1:], vocabularies, prefixes), alone]
-        if self._cost.given[-1].mtp_layers and not units:
-            spaces += self._ending_in_mtp(spaces[0], family)
-        return spaces
+            # By the second one the first stage has dense layers alone.
+            spaces = [Strategies(runs[1:], vocabularies, prefixes), Strategies(runs, vocabularies, most_first=count)]
+        return [*spaces, *(self._ending_in_mtp(spaces[0], family) if self._cost.given[-1].mtp_layers else ())]
 
     def _ending_in_mtp(self, space: Strategies, family: PlanFamily) -> Iterator[Strategies]:
         """The same with the MTP layer as a part of the LM head, whose token layout it has, as the two hand tokens over
         four times; so have the layers in front, to keep the combinations few."""
-        layouts: dict[TokenLayout, list[VocabStrategy]] = {}
-        where = family.stage_size, self._cost.assumed.sequence_parallel
-        for vocab in space.vocabularies:
-            layouts.setdefault(token_layout(vocab, *where), []).append(vocab)
         *layers, of_mtp = space.layers
-        for layout, vocabularies in layouts.items():
-            alike = {
-                layer for run in (of_mtp, *space.prefixes) for layer in run if token_layout(layer, *where) == layout
-            }
-            prefixes = [prefix for prefix in space.prefixes if alike.issuperset(prefix)]
-            most = MOST_ENDS // max(len(vocabularies) * len(prefixes), 1)
-            if prefixes and (suffixes := [(layer,) for layer in of_mtp if layer in alike][:most]):
-                yield Strategies(layers, vocabularies, prefixes, suffixes)
+
+        def layouts(chain: Sequence[Strategy]) -> list[TokenLayout]:
+            return [token_layout(each, family.stage_size, self._cost.assumed.sequence_parallel) for each in chain]
+
+        for layout in dict.fromkeys(layouts(space.vocabularies)):
+            vocabularies = [vocab for vocab in space.vocabularies if layouts([vocab]) == [layout]]
+            prefixes = [prefix for prefix in space.prefixes if set(layouts(prefix)) <= {layout}]
+            suffixes = [(layer,) for layer in of_mtp if layouts([layer]) == [layout]]
+            if prefixes and suffixes:
+                most = MOST_ENDS // (len(vocabularies) * len(prefixes))
+                yield Strategies(layers, vocabularies, prefixes, suffixes[:most])
 
     def _of_unit(self, run: LayerRun, of_types: Sequence[Sequence[LayerStrategy]]) -> Sequence[LayerStrategy]:
         """Strategies that all layers of a unit can have."""

@@ -37,12 +37,8 @@ Choice = TypeVar("Choice", LayerStrategy, VocabStrategy)
 def without_beaten(family: PlanFamily, strategies: Strategies, cost: CostModel) -> Strategies:
     """Strategies without those that another one of the same token layout beats, or equals, in all that the core
     counts."""
-    layers = [
-        _unbeaten(choices, rows, family, cost)
-        for choices, rows in zip(
-            strategies.layers, _layer_rows(strategies.layers, family, strategies, cost), strict=True
-        )
-    ]
+    of_runs = zip(strategies.layers, _layer_rows(strategies.layers, family, strategies, cost), strict=True)
+    layers = [_unbeaten(choices, rows, family, cost) for choices, rows in of_runs]
     rows = [(*first, *last) for first, last in _vocab_rows(family, strategies, cost)]
     vocabularies = _unbeaten(strategies.vocabularies, rows, family, cost)
     return replace(strategies, layers=layers, vocabularies=vocabularies)
@@ -73,14 +69,10 @@ def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
     rows = _layer_rows(strategies.layers, family, strategies, cost)
     prefixes = prefix_rows(family, strategies, cost)
     kind, vocabs = cost.layer_types[-1], []
-    suffixes = [
-        [cost_numbers(cost.layer_cost(layer, family.setting, kind), cost.options.freed) for layer in suffix]
-        for suffix in strategies.suffixes
-    ]
+    suffixes = [[_layer_row(layer, kind, family, cost) for layer in suffix] for suffix in strategies.suffixes]
     for vocab, (first, last) in zip(strategies.vocabularies, _vocab_rows(family, strategies, cost), strict=True):
         for prefix, row in zip(strategies.prefixes, prefixes, strict=True):
-            into_ms = _changes_ms([vocab, *prefix[:1]], family, cost)
-            begin = _together([first, row, (*into_ms, *[0.0] * (NUMBERS - len(PassKind)))])
+            begin = _together([first, row, _passing(_changes_ms([vocab, *prefix[:1]], family, cost))])
             vocabs += [(begin, _together([last, *suffix])) for suffix in suffixes]
     return {
         **_resharding(family, strategies, cost),
@@ -94,20 +86,25 @@ def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
 
 def prefix_rows(family: PlanFamily, strategies: Strategies, cost: CostModel) -> list[tuple[float, ...]]:
     """Costs of the layers in front together, under each of their strategies, with the changes between them."""
-    setting, rows = family.setting, []
+    rows = []
     for prefix in strategies.prefixes:
-        layers = [
-            cost_numbers(cost.layer_cost(layer, setting, kind), cost.options.freed)
-            for layer, kind in zip(prefix, cost.layer_types, strict=False)
-        ]
-        between_ms = _changes_ms(prefix, family, cost)
-        rows.append(_together([*layers, (*between_ms, *[0.0] * (NUMBERS - len(PassKind)))]))
+        layers = [_layer_row(layer, kind, family, cost) for layer, kind in zip(prefix, cost.layer_types, strict=False)]
+        rows.append(_together([*layers, _passing(_changes_ms(prefix, family, cost))]))
     return rows
 
 
 def least_prefix(family: PlanFamily, strategies: Strategies, cost: CostModel) -> NDArray[np.float64]:
     """Componentwise minimum over all prefix costs."""
     return np.asarray(_array(prefix_rows(family, strategies, cost)).min(axis=0))
+
+
+def _layer_row(layer: LayerStrategy, kind: int, family: PlanFamily, cost: CostModel) -> tuple[float, ...]:
+    return cost_numbers(cost.layer_cost(layer, family.setting, kind), cost.options.freed)
+
+
+def _passing(passes_ms: Sequence[float]) -> tuple[float, ...]:
+    """Numbers of a part that takes time in passes alone."""
+    return *passes_ms, *[0.0] * (NUMBERS - len(PassKind))
 
 
 def _together(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
@@ -259,7 +256,7 @@ def compute_bound_ms(family: PlanFamily, strategies: Strategies, cost: CostModel
             )
         plain_layers.append(plain)
     rows = [
-        [(*numbers[: len(PassKind)], *[0.0] * (NUMBERS - len(PassKind))) for numbers in choices]
+        [_passing(numbers[: len(PassKind)]) for numbers in choices]
         for choices in _layer_rows(plain_layers, family, strategies, cost)
     ]
     prefix = least_prefix(family, strategies, cost)
@@ -324,12 +321,10 @@ def _layer_rows(
     def row(layer: LayerStrategy, kinds: Sequence[int]) -> tuple[float, ...]:
         if kinds[1:]:
             return _together([row(suited(layer, cost.models[kind]), (kind,)) for kind in kinds])
-        return cost_numbers(cost.layer_cost(layer, family.setting, kinds[0]), cost.options.freed)
+        return _layer_row(layer, kinds[0], family, cost)
 
-    return [
-        [row(layer, run.types) for layer in choices]
-        for run, choices in zip(_runs(strategies, cost), layers, strict=True)
-    ]
+    of_runs = zip(_runs(strategies, cost), layers, strict=True)
+    return [[row(layer, run.types) for layer in choices] for run, choices in of_runs]
 
 
 def _vocab_rows(

@@ -129,16 +129,9 @@ class _Losses(PyLayer):  # type: ignore[misc]
 class Pieces:
     """The LM head's product and losses by pieces of its tokens."""
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        loss: CrossEntropy,
-        weights: Sequence[ShardedParameter],
-        tied: bool,
-        numbers: NumberTypes,
-    ):
+    def __init__(self, sizes: Sequence[int], loss: CrossEntropy, weights: list[Any], tied: bool, numbers: NumberTypes):
         """`sizes`: tokens of each piece. `weights`: table [H, v], or the embedding's [v, H] where it is `tied`; and the
-        bias [v], if there is one."""
+        bias [v], if there is one; each a ShardedParameter."""
         self._sizes, self._loss, self._weights, self._tied, self._numbers = sizes, loss, weights, tied, numbers
 
     def scores(self, hidden: Any, labels: Any) -> tuple[Any, Any]:

@@ -145,9 +145,7 @@ class Head:
         norm, lm_head, *bias = shape.head.weights
         self._slots = shard_layer(self._norm, lambda _: placement.parameter(norm, f"{shape.traits.prefix}."))
         self._tied = table is not None
-        if table is None:
-            table = placement.parameter(lm_head, "")
-        self._weights = [table, *(placement.parameter(weight, "") for weight in bias)]
+        self._weights = [table or placement.parameter(lm_head, ""), *(placement.parameter(each, "") for each in bias)]
         self.parameters: list[ShardedParameter] = [*(weight for _, _, weight in self._slots), *self._weights]
         # Paddle's one kernel for a split vocabulary knows no columns of padding.
         fused = setup.kernels.fused_cross_entropy and fuses_loss(shape.vocab_size, placement.tp)
@@ -159,7 +157,7 @@ class Head:
         self.scale = 1.0  # the gradient of the sum of losses in the passes that follow
         # Ranks that have other tokens of the same answers are among those that have the same weights.
         apart = placement.mesh.degree(Axis.CONTEXT) * placement.mesh.degree(Axis.ULYSSES) > 1
-        group = table.sum_group if apart else None
+        group = self._weights[0].sum_group if apart else None
         self.pairs = PairLoss(setup.preference, group) if setup.preference else None
         self.metrics: Any = None  # sums that a step reports with its loss, since `Stage.forget_metrics`
 

@@ -14,13 +14,13 @@ import paddle
 from paddle import nn
 
 from ...model import ModelShape
-from ...model.families import LEAST_SUM
+from ...model.families import LEAST_SUM, Mixture
 
 
 class GatedMlp(nn.Layer):  # type: ignore[misc]
     """A gated MLP whose gate, up and down projections have the given names."""
 
-    def __init__(self, hidden: int, inner: int, names: tuple[str, str, str], bias: bool = False):
+    def __init__(self, hidden: int, inner: int, names: tuple[str, str, str] = Mixture.projections, bias: bool = False):
         super().__init__()
         self._names = names
         for name, size in zip(names, ((hidden, inner), (hidden, inner), (inner, hidden)), strict=True):
@@ -48,8 +48,7 @@ class MixtureLayer(nn.Layer):  # type: ignore[misc]
             parameter = self.create_parameter(list(bias.shape), dtype="float32", is_bias=True)
             getattr(self, holder).add_parameter(name, parameter)
         if shape.shared_size:
-            names = "gate_proj", "up_proj", "down_proj"
-            setattr(self, mixture.shared, GatedMlp(shape.hidden_size, shape.shared_size, names, shape.mlp_bias))
+            setattr(self, mixture.shared, GatedMlp(shape.hidden_size, shape.shared_size, bias=shape.mlp_bias))
             if mixture.gated:
                 setattr(self, f"{mixture.shared}_gate", nn.Linear(shape.hidden_size, 1, bias_attr=False))
         if whole:
