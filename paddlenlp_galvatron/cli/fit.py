@@ -59,7 +59,7 @@ def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
         console.print(*items, sep="\n")
     if not any(row_fit.best for row_fit in fits):
         most = fits[-1]
-        if any(row_fit.given_up for row_fit in fits):
+        if any(row_fit.undecided for row_fit in fits):
             raise UserError("time_limit, effort: no plan was found within them; raise them, or take more GPUs")
         why = f"{most.held}; use more GPUs" if most.held else "no strategy splits batch, heads and GPUs evenly"
         raise Infeasible(f"no plan fits: on {most.gpus} GPUs {why}")

@@ -18,7 +18,7 @@ from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.options.group import Options, Sizes
 from paddlenlp_galvatron.options.model_options import SEQ, model_of_plan
-from paddlenlp_galvatron.options.prices import PriceOptions
+from paddlenlp_galvatron.options.prices import LimitOptions, PriceOptions
 from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
 from paddlenlp_galvatron.plan import (
     Assumptions,
@@ -96,7 +96,7 @@ class SchemaOptions(Options):
     answer: str | None = None
 
 
-class SpareOptions(PriceOptions):
+class SpareOptions(PriceOptions, LimitOptions):
     """Fewer nodes for a plan."""
 
     file: Path
@@ -305,7 +305,8 @@ def _origin(file: Path, args: PriceOptions, budget_gb: float = PRICED_GB) -> tup
 def _of(file: Path, args: PriceOptions) -> OriginOptions:
     from paddlenlp_galvatron.planner.origin import OriginOptions
 
-    return OriginOptions(plan=file, **{name: getattr(args, name) for name in PriceOptions.model_fields})
+    chosen = args.model_fields_set & OriginOptions.model_fields.keys()
+    return OriginOptions(plan=file, **{name: getattr(args, name) for name in chosen})
 
 
 @app.command(PlanFileOptions, positional=FILE)

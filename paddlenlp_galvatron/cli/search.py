@@ -103,7 +103,7 @@ def search(values: dict[str, Any], json: bool) -> int:
 
 def _hints(question: Question, result: SearchResult, values: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """Options that would pay, and the cost of another program's space: lines for people, and values for programs."""
-    if result.best is None and result.given_up:
+    if result.undecided:
         return [], {"hints": []}
     levers, trainer = hints(question, result.best, values), question.settled.trainer
     lines, hinted = [hint_line(hint) for hint in levers], {"hints": [hint.summary() for hint in levers]}

@@ -50,6 +50,11 @@ class OpenFamily:
     bounded: int = field(compare=False, default=0)  # how many of BOUNDS it has
     core: AnyCore | None = field(compare=False, default=None)
 
+    @property
+    def part(self) -> tuple[float, PlanFamily, Strategies]:
+        """Its part of the space, as it is bounded now."""
+        return self.bound, self.family, self.strategies
+
 
 class Cores:
     """Makes the core's objects of families; those that differ in schedule or chunks alone are priced once."""

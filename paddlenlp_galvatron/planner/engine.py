@@ -23,8 +23,10 @@ from .branches import Branches
 from .core_arrays import compute_bound_ms
 from .options import SearchOptions
 from .result import Candidate, FamilyOutcome, Need, SearchResult, documented
-from .simplest import Part, best_uniform, simplest
+from .simplest import FewStrategies, Part
 from .space import PlanFamily, Strategies
+
+CHOSEN = "global_batch", "micro_batches", "stages", "layers", "vocab", "schedule", "chunks"  # fields of a plan
 
 
 def search(
@@ -94,7 +96,8 @@ class _Search:
                 left_out_s = best.left_out_ms * fastest.plan.global_batch / MS_PER_S
         if not ranked:
             need = None if self.cancel.cancelled else self._need(solver)
-            return SearchResult(None, inf, time.perf_counter() - start, best.outcomes, best.bounds_s, need=need)
+            searched_s, stopped = time.perf_counter() - start, self.cancel.cancelled
+            return SearchResult(None, inf, searched_s, best.outcomes, best.bounds_s, need=need, stopped=stopped)
         family = PlanFamily.of(chosen.plan)
         others = [other for other in ranked if PlanFamily.of(other.plan) != family]
         return SearchResult(
@@ -108,6 +111,7 @@ class _Search:
             uniform=uniform,
             uniform_bound_s=uniform_bound_s,
             too_wide=len(solver.cores.too_wide),
+            stopped=self.cancel.cancelled,
             left_out_s=left_out_s,
         )
 
@@ -122,9 +126,10 @@ class _Search:
 
     def _start(self, entry: OpenFamily, limit_ms: float) -> Candidate | None:
         """The best plan of a family with one strategy for all layers, if it takes less per sample than the limit."""
-        families = [(entry.bound, entry.family, entry.strategies)]
-        solve = partial(self._best_of, trials=MOST_STARTS)
-        return best_uniform(families, self.cost, self.options.budget_mib, solve, limit_ms)[0]
+        return self._few(MOST_STARTS).best_uniform([entry.part], limit_ms)[0]
+
+    def _few(self, trials: int | None) -> FewStrategies:
+        return FewStrategies(self.cost, self.options.budget_mib, partial(self._best_of, trials=trials))
 
     def _opened(self, space: dict[PlanFamily, list[Strategies]], best: Incumbents) -> Iterator[OpenFamily]:
         """The families with their first bounds."""
@@ -146,16 +151,7 @@ class _Search:
     def _begin_with(self, plans: Sequence[Plan], space: dict[PlanFamily, list[Strategies]], best: Incumbents) -> None:
         """Offer plans that are known: families that cannot beat them need not be solved."""
         for plan in plans:
-            mine = replace(
-                self.branches.bare,
-                global_batch=plan.global_batch,
-                micro_batches=plan.micro_batches,
-                stages=plan.stages,
-                layers=plan.layers,
-                vocab=plan.vocab,
-                schedule=plan.schedule,
-                chunks=plan.chunks,
-            )
+            mine = replace(self.branches.bare, **{name: getattr(plan, name) for name in CHOSEN})
             family = PlanFamily.of(mine)
             even, spaces = self.branches.even, space.get(family, ())
             if any(each.have(mine, self.cost.layer_types) for each in spaces) and (not even or even.expressible(mine)):
@@ -168,8 +164,8 @@ class _Search:
         least bound of the families left open."""
         if self.branches.even or len(self.options.batches) > 1:
             return None
-        flat = [(entry.bound, entry.family, entry.strategies) for entry in opened if entry.family.chunks == 1]
-        uniform, bound = best_uniform(flat, self.cost, self.options.budget_mib, self._best_of)
+        flat = [entry.part for entry in opened if entry.family.chunks == 1]
+        uniform, bound = self._few(None).best_uniform(flat)
         if uniform:
             best.offer(uniform, PlanFamily.of(uniform.plan))
         return uniform, bound
@@ -194,10 +190,9 @@ class _Search:
             and (entry.family in best.found or best.outcomes[entry.family] is not FamilyOutcome.LEFT_OUT)
         ]
         begun_with, open_ms = begun or (None, inf)
-        rest = [candidate for candidate in parts if candidate[1].chunks > 1 or not begun]
-        budget_mib, limit_ms = self.options.budget_mib, begun_with.ms_per_sample if begun_with else inf
-        solve = partial(self._best_of, trials=None if self._exhaustive else MOST_STARTS)
-        uniform, bound = best_uniform(rest, self.cost, budget_mib, solve, limit_ms)
+        rest = [bounded for bounded in parts if bounded[1].chunks > 1 or not begun]
+        few = self._few(None if self._exhaustive else MOST_STARTS)
+        uniform, bound = few.best_uniform(rest, begun_with.ms_per_sample if begun_with else inf)
         uniform, bound = uniform or begun_with, min(bound, open_ms)
         if uniform:  # faster than all that were found, where a search was left with a gap
             best.offer(uniform, PlanFamily.of(uniform.plan))
@@ -205,17 +200,12 @@ class _Search:
         if not self.options.simplest_within:
             return fastest, uniform, bound
         most_ms = fastest.ms_per_sample * (1 + self.options.simplest_within / 100)
-        return simplest(fastest, parts, uniform, most_ms, self.cost, budget_mib, solve), uniform, bound
+        return few.simplest(fastest, parts, uniform, most_ms), uniform, bound
 
-    def _best_of(
-        self, parts: Iterable[Part], most_ms: float, trials: int | None = None
-    ) -> tuple[Candidate | None, float]:
+    def _best_of(self, parts: Iterable[Part], most_ms: float, trials: int | None) -> tuple[Candidate | None, float]:
         """Solve parts with a small effort, as `simplest.Solve` wants it."""
         best = Incumbents(top_k=1, most_ms=most_ms, gap=self.options.gap)
-        opened = [
-            OpenFamily(candidate[0], number, *candidate[1:], Phase.first(candidate[1]))
-            for number, candidate in enumerate(parts)
-        ]
+        opened = [OpenFamily(each[0], number, *each[1:], Phase.first(each[1])) for number, each in enumerate(parts)]
         self._solver(best, None, trials).run(opened, last=Phase.ONE_CHUNK)
         return next(iter(best.ranked), None), best.unproven_ms
 

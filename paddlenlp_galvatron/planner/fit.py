@@ -33,6 +33,7 @@ NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # numbers of nodes 
 FURTHER = 3  # numbers of GPUs shown beyond the least that fits
 MORE_GIB = 8.0
 MANY = 64  # GPUs, from which the network of a node is seldom that of a data sheet
+MORE_S = 1.5  # of processor time for the search with more memory, which begins with the plans without
 ROUGHLY: dict[str, Any] = {"gap": 0.005, "effort": 1_000_000}  # of searches whose speed has two decimals in the table
 _ALLREDUCE = r"allreduce_bandwidth_([1-9]\d{0,4})nodes_([1-9]\d{0,4})gpus_per_node\.json"
 MOST_NUMBERS = 32  # numbers of GPUs in one table
@@ -110,7 +111,7 @@ class Fit:
     question: Question
     with_more: float | None  # samples/s with MORE_GIB more on each GPU; None: still nothing fits
     hopeful: bool = False  # nothing fits by its bound, but something by its tensors
-    given_up: bool = False  # the search was not taken to its end
+    undecided: bool = False  # the search ended before it found a plan
 
     @property
     def gpu_gib(self) -> float:
@@ -141,7 +142,7 @@ class Fit:
     @property
     def verdict(self) -> str:
         """`at risk`: only if the allocator holds less besides tensors than it did in published runs."""
-        if not self.best and self.given_up:
+        if self.undecided:
             return "not found"
         return "fits" if self.best else "at risk" if self.hopeful else "does not fit"
 
@@ -178,7 +179,7 @@ def fit(shape: ModelShape, options: FitOptions, note: Note = no_note, watch: Wat
     """
     kinds = [*_kinds(options)]
     asked = sorted(set(options.gpus or ()))
-    time = SharedTime(options.time_limit or inf, len(kinds) * (len(asked) or FURTHER + 2))
+    time = SharedTime(options.time_limit or inf, 4 * len(kinds) * (len(asked) or FURTHER + 2))  # four shares a row
     rows = [
         _Row(shape, kind, options, budget_gib(options.memory_constraint, kind.device, note), note, watch, time)
         for kind in kinds
@@ -263,13 +264,13 @@ class _Row:
         question = self._question(max(nodes, 1), rest or per_node)
         if gpus > MANY and (network := question.assumptions.get("network")) and network.origin == "data sheet":
             self.note(f"{network}: the data sheet's, for so many GPUs; give your cluster's, as 25 or 8x200Gb/s")
-        seconds, reserve = self.time.take(), question.reserve
+        seconds, reserve = self.time.take(3), question.reserve
         now = question.search(watch=self.watch, seconds=seconds)
         for line in now.left_out:
             self.note(line)
         plans = [candidate.plan for candidate in (now.best, now.fastest) if candidate]
         wider = question.changed(memory_constraint=self.gpu_gib + MORE_GIB, **ROUGHLY)
-        more = wider.search(watch=self.watch, known=plans, seconds=seconds, compared=False).best
+        more = wider.search(watch=self.watch, known=plans, seconds=min(self.time.take(), MORE_S), compared=False).best
         # The fastest plans are compared: the simplest may be slower.
         least = now.best.samples_per_s / now.fastest.samples_per_s if now.best and now.fastest else 1.0
         with_more = more.samples_per_s * least if more else None
@@ -277,19 +278,11 @@ class _Row:
         tensors_alone = Reserve(reserve.parts).context_mib(question.budget_mib)
         hopeful = (
             now.best is None
-            and not now.given_up
+            and not now.undecided
             and question.changed(context_mib=tensors_alone).search(compared=False).best is not None
         )
-        return Fit(
-            self.kind.device,
-            gpus,
-            now.best,
-            held and held.on(reserve),
-            question,
-            with_more,
-            hopeful,
-            bool(now.given_up),
-        )
+        held = held and held.on(reserve)
+        return Fit(self.kind.device, gpus, now.best, held, question, with_more, hopeful, now.undecided)
 
     def _question(self, nodes: int, gpus: int) -> Question:
         """The question on a number of nodes of so many GPUs each."""
@@ -305,6 +298,7 @@ class _Row:
             use_flash_attention=self.options.use_flash_attention,
             network=self.options.network,
             gap=self.options.gap,
+            time_limit=self.options.time_limit,
             **self.kind.priced_by(nodes, gpus),
         )
         model = Model((self.shape,), self.options.tokens_of_a_sample)

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +28,7 @@ from .question import Question
 from .result import SearchResult
 
 NODE_FACTORS = (2, 4, 8)  # tried factors of nodes where nothing fits
-SEARCH_S = 10.0  # of processor time, that an answer's search may take: a page that is silent for longer seems dead
+SEARCH_S = 10.0  # default of a search's processor time: a page that is silent for longer seems dead
 
 
 def _known(model: str) -> str:
@@ -52,6 +53,7 @@ class Form(Options):
     num_nodes: Ranks = 1
     num_gpus_per_node: Ranks | None = None
     memory_constraint: Positive | None = None
+    time_limit: Positive = SEARCH_S
     search_options: str = ""
 
 
@@ -62,12 +64,13 @@ UNSET = {
     "profiles": "none: the data sheet of the device",
     "num_gpus_per_node": "as the data sheet says",
     "memory_constraint": "all that it has",
+    "time_limit": f"{SEARCH_S:g}",
     "search_options": "sp_space=tp+sp max_tp_deg=4",
 }
 SEARCHED = {**ModelOptions.model_fields, **SearchOptions.model_fields}  # options of a search
 SET_BY_THE_FORM = {
     *("model_size", "seq_length", "settle_bsz", "min_bsz", "max_bsz", "bsz_scale", "profiles", "memory_constraint"),
-    *("num_nodes", "num_gpus_per_node", "world_size"),
+    *("num_nodes", "num_gpus_per_node", "world_size", "time_limit"),
 }
 
 
@@ -85,7 +88,7 @@ class Answer:
     def why_not(self) -> GalvatronError | None:
         """Why no plan answers the question, where none does."""
         try:
-            self.result.require_in(SEARCH_S)
+            self.result.require_in(self.question.options.time_limit or inf)
         except GalvatronError as error:
             return error
         return None
@@ -117,15 +120,14 @@ def answer(form: Form, more: Mapping[str, Any], look_wider: bool = True) -> Answ
         "settle_bsz": form.global_train_batch_size,
         "seq_length": seq_length,
         "memory_constraint": form.memory_constraint,
+        "time_limit": form.time_limit,
         "profiles": form.profiles,
     }
     with _about("profiles" if form.profiles else "search_options"):
         question = Question.of({name: value for name, value in values.items() if value is not None}, noted.append)
-    result = question.search(seconds=SEARCH_S)
+    result = question.search()
     enough = (
-        _enough_nodes(form, more)
-        if look_wider and not form.profiles and not result.best and not result.given_up
-        else None
+        _enough_nodes(form, more) if look_wider and not (form.profiles or result.best or result.undecided) else None
     )
     notes, commands = tuple(dict.fromkeys(noted)), tuple(_commands(form, question.options, more))
     return Answer(question, result, notes, commands, enough)

@@ -6,7 +6,7 @@ Options that the user has limited, or that the prices do not cover, are not trie
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
@@ -17,7 +17,7 @@ from .question import Question, SharedTime
 from .result import Candidate
 
 LEAST_GAIN = 0.05  # of tokens/s a GPU that is worth a line
-HINTS_S = 0.8  # of processor time that all searches of hints share
+HINTS_S = 0.8  # of processor time that all searches of hints share; as much for that of a larger batch
 FREE_S = 5.0  # of the search without the limits of another program's trainer
 LONG = 8192  # sequence length from which splitting it may pay
 NEIGHBOURS = 8  # batches within this part of the batch are its neighbours
@@ -68,8 +68,9 @@ def larger_batch(question: Question, best: Candidate) -> Hint | None:
     rates then. None: it gains too little."""
     options, seq_length = question.options, question.model.seq_length
     batch = options.batches[0] * LARGER
+    longer = replace(best.plan, global_batch=batch, micro_batches=best.plan.micro_batches * LARGER)
     try:
-        larger = question.at(batch).search(seconds=FREE_S, compared=False).best
+        larger = question.at(batch).search(known=[longer], seconds=HINTS_S, compared=False).best
     except GalvatronError:
         return None
     now, speed = (speed_of(options.world_size, seq_length, candidate) for candidate in (best, larger))

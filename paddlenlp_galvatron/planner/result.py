@@ -224,6 +224,7 @@ class SearchResult:
     uniform: Candidate | None = None  # the fastest of that batch with one strategy for all layers
     uniform_bound_s: float | None = None  # no such plan takes less; infinite: none fits; None: it was not searched
     too_wide: int = 0  # families with too many strategies of layers, left out
+    stopped: bool = False  # by its limit of time or a signal, before its end
     left_out_s: float = inf  # no plan of the interleaved families that `lower_bound_s` leaves out takes less
 
     @property
@@ -276,6 +277,11 @@ class SearchResult:
         """Number of families that were left with a gap."""
         return sum(outcome is FamilyOutcome.GIVEN_UP for outcome in self.outcomes.values())
 
+    @property
+    def undecided(self) -> bool:
+        """Whether no plan was found, and one may exist."""
+        return self.best is None and bool(self.stopped or self.given_up)
+
     def outcome(self, family: PlanFamily) -> str:
         """The outcome of a family, for people."""
         outcome = self.outcomes[family]
@@ -296,22 +302,23 @@ class SearchResult:
         """A note on the answer of a search that a signal or its limit of time ended. Raises KeyboardInterrupt or
         UserError where it had found no plan."""
         why = "interrupted" if interrupted else "time_limit"
-        if self.best is None:
-            if interrupted:
-                raise KeyboardInterrupt("no plan was found yet, so none is written")
-            raise UserError("time_limit: no plan was found in this time; give more seconds, or leave it out")
+        if self.best is None and interrupted:
+            raise KeyboardInterrupt("no plan was found yet, so none is written")
+        self.require()
         return f"{why}: this is the best plan so far; the fastest takes at most {self.gap:.2%} less time"
 
     def require_in(self, seconds: float) -> Candidate:
         """The best plan of a search of `seconds`. Raises GalvatronError where it found none."""
-        if self.best is None and self.given_up:
+        if self.undecided:
             raise GalvatronError(f"no plan was found in {seconds:.2g} s; galvatron search has no limit of time")
         return self.require()
 
     def require(self) -> Candidate:
         """The best plan. Raises Infeasible, which names the least memory that would do, or UserError where the search
-        was given up before any plan was found."""
+        ended before any plan was found."""
         if self.best is None:
+            if self.stopped:
+                raise UserError("time_limit: no plan was found in this time; give more seconds, or leave it out")
             if self.given_up:
                 raise UserError(
                     f"search_space: too wide: {self.given_up} of {len(self.outcomes)} families of plans were given up "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations, islice, product
 from math import inf
 
@@ -28,52 +28,47 @@ Part = tuple[float, PlanFamily, Strategies]  # of the space: its lower bound in 
 Solve = Callable[[Iterable[Part], float], tuple[Candidate | None, float]]
 
 
-def best_uniform(
-    parts: Iterable[Part], cost: CostModel, budget_mib: float, solve: Solve, limit: float = inf
-) -> tuple[Candidate | None, float]:
-    """The fastest plan with one strategy for all layers that takes less than a limit, and the least bound of the open
-    families, in ms per sample."""
-    best, bound = None, inf
-    for bounded in sorted(parts, key=lambda bounded: bounded[0]):
-        if bounded[0] >= limit:
-            break
-        candidate, still_open = solve(_narrowed(bounded, 1, cost, budget_mib), limit)
-        bound = min(bound, still_open)
-        if candidate:
-            best, limit = candidate, candidate.ms_per_sample
-    return best, bound
+@dataclass(frozen=True, slots=True)
+class FewStrategies:
+    """Searches of plans with few strategies."""
 
+    cost: CostModel
+    budget_mib: float
+    solve: Solve
 
-def simplest(
-    fastest: Candidate,
-    parts: Iterable[Part],
-    uniform: Candidate | None,
-    most_ms: float,
-    cost: CostModel,
-    budget_mib: float,
-    solve: Solve,
-) -> Candidate:
-    """The plan of fewest strategies that takes at most `most_ms` per sample."""
-    if uniform and uniform.ms_per_sample <= most_ms:
-        return uniform
-    near = [bounded for bounded in sorted(parts, key=lambda bounded: bounded[0]) if bounded[0] < most_ms]
-    used = set(fastest.plan.layers)
-    subsets = [
-        (least, family, replace(space, layers=[[each for each in run if each in used] for run in space.layers]))
-        for least, family, space in near
-        if family == PlanFamily.of(fastest.plan) and space.have(fastest.plan, cost.layer_types)
-    ]
-    flat = [
-        bounded for bounded in near if bounded[1].chunks == 1
-    ]  # with several chunks bounds are too low to reject pairs
-    for count in range(2, len(used)):
-        for wider, most in ((subsets, MOST_SETS), (flat if count == 2 else [], MOST_PAIRS)):
-            narrower = [
-                narrow for bounded in wider for narrow in islice(_narrowed(bounded, count, cost, budget_mib), most)
-            ]
-            if best := solve(narrower, most_ms)[0]:
-                return best
-    return fastest
+    def best_uniform(self, parts: Iterable[Part], limit: float = inf) -> tuple[Candidate | None, float]:
+        """The fastest plan with one strategy for all layers that takes less than a limit, and the least bound of the
+        open families, in ms per sample."""
+        best, bound = None, inf
+        for bounded in sorted(parts, key=lambda bounded: bounded[0]):
+            if bounded[0] >= limit:
+                break
+            candidate, still_open = self.solve(_narrowed(bounded, 1, self.cost, self.budget_mib), limit)
+            bound = min(bound, still_open)
+            if candidate:
+                best, limit = candidate, candidate.ms_per_sample
+        return best, bound
+
+    def simplest(
+        self, fastest: Candidate, parts: Iterable[Part], uniform: Candidate | None, most_ms: float
+    ) -> Candidate:
+        """The plan of fewest strategies that takes at most `most_ms` per sample."""
+        if uniform and uniform.ms_per_sample <= most_ms:
+            return uniform
+        near = [bounded for bounded in sorted(parts, key=lambda bounded: bounded[0]) if bounded[0] < most_ms]
+        used = set(fastest.plan.layers)
+        subsets = [
+            (least, family, replace(space, layers=[[each for each in run if each in used] for run in space.layers]))
+            for least, family, space in near
+            if family == PlanFamily.of(fastest.plan) and space.have(fastest.plan, self.cost.layer_types)
+        ]
+        flat = [each for each in near if each[1].chunks == 1]  # with several chunks bounds are too low to reject pairs
+        for count in range(2, len(used)):
+            for wider, most in ((subsets, MOST_SETS), (flat if count == 2 else [], MOST_PAIRS)):
+                sets = (_narrowed(each, count, self.cost, self.budget_mib) for each in wider)
+                if best := self.solve([narrow for each in sets for narrow in islice(each, most)], most_ms)[0]:
+                    return best
+        return fastest
 
 
 def _narrowed(bounded: Part, count: int, cost: CostModel, budget_mib: float) -> Iterator[Part]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from ..base.errors import UserError
 from ..plan import Plan
-from .question import Question
+from .question import Question, SharedTime
 from .result import Candidate
 
 
@@ -35,12 +36,13 @@ def spares(plan: Plan, question: Question, nodes: Sequence[int]) -> list[Spare]:
             f"numbers below {plan.world_size / each:g}"
         )
     speed = question.facts_of(plan).prediction.samples_per_s
-    made = []
+    made, time = [], SharedTime(question.options.time_limit or inf, len(nodes))
     for number in sorted(set(nodes), reverse=True):
-        result = question.changed(num_nodes=number).search(compared=False)
+        result = question.changed(num_nodes=number).search(seconds=time.take(), compared=False)
         asked = (plan.metadata.get("searched_from") or {}).get("model_options")
         best = (result.naming_model(asked) if asked else result).best
-        why_not = "" if best else str(result.need or "no strategy splits batch, heads and GPUs evenly")
+        nothing = "none was found in time" if result.undecided else "no strategy splits batch, heads and GPUs evenly"
+        why_not = "" if best else str(result.need or nothing)
         now = best.samples_per_s if best else 0.0
         kept = now / speed
         made.append(Spare(number, number * each, best, why_not, now, 1 - kept, 1 - kept * whole / number))

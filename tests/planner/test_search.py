@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -312,8 +313,9 @@ def test_a_search_within_a_gap_proves_no_more_than_the_truth(gap: float) -> None
 def test_a_search_ends_in_time_with_what_it_has() -> None:
     model, cost, options = problem(3)
     result = search(model, cost, options.model_copy(update={"time_limit": 1e-9}))
-    with pytest.raises(UserError, match="time_limit: no plan was found"):
-        result.so_far(interrupted=False)
+    for ended in (partial(result.so_far, interrupted=False), result.require):
+        with pytest.raises(UserError, match="time_limit: no plan was found"):
+            ended()
 
 
 VALUES = {
