@@ -44,7 +44,7 @@ def scaled(
     plan: Plan, origin: OriginOptions, gpus: int, global_batch: int | None = None, relist: bool = False
 ) -> Scaled:
     """The least changed plan that fits into memory; where memory is not known, the least changed one. `relist`: the
-    division and the layers that recompute are chosen anew, as PaddleFleet has them. Raises UserError, and Infeasible
+    division and the layers that recompute are chosen again, as PaddleFleet has them. Raises UserError, and Infeasible
     where none fits."""
     made = scalings(plan, gpus, global_batch)
     try:
