@@ -246,8 +246,12 @@ def scale(values: dict[str, Any], json: bool) -> None:
     from paddlenlp_galvatron.report import difference
 
     args = ScaleOptions.from_values(values)
-    made = scaled(_read(args.file)[0], _of(args.file, args), args.gpus, args.global_train_batch_size)
-    path = args.output or args.file.with_stem(f"{args.file.stem}_{args.gpus}gpus")
+    is_recipe = args.file.suffix in (".yaml", ".yml")
+    plan = _of_recipe(args.file, args.model_size, None, args.gpus)[0] if is_recipe else _read(args.file)[0]
+    made = scaled(plan, _of(args.file, args), args.gpus, args.global_train_batch_size, relist=is_recipe)
+    path = args.output or args.file.with_name(
+        f"{args.file.stem}_{args.gpus}gpus{'.json' * is_recipe or args.file.suffix}"
+    )
     write_plan(made.after, path)
     if json:
         say(dumps(difference.scaled_summary(made) | {"plan": str(path)}))
@@ -327,35 +331,43 @@ def to_paddlefleet(values: dict[str, Any], json: bool) -> None:
 @app.command(RecipeOptions, positional={"file": "RECIPE"})
 def from_paddlefleet(values: dict[str, Any], json: bool) -> None:
     """Write the plan of a recipe of PaddleFleet, its YAML file. Exit code 2 names every field that no plan states."""
+    args = RecipeOptions.from_values(values)
+    plan, notes = _of_recipe(args.file, args.model_size, args.world_size)
+    path, model = args.output or args.file.with_suffix(".plan.json"), plan.metadata["searched_from"]["model"]
+    write_plan(plan, path)
+    text = f"{path}: the plan of {args.file} for {model} on {count(plan.world_size, 'rank')}"
+    answer(text, json, plan=path, model=model, world_size=plan.world_size, notes=notes)
+
+
+def _of_recipe(
+    file: Path, model_size: str | None, world_size: int | None, by_default: int | None = None
+) -> tuple[Plan, tuple[str, ...]]:
+    """The plan of a recipe, its notes shown. `by_default`: ranks of a recipe that states none. Raises UserError."""
     from paddlenlp_galvatron.base.reading import read_yaml
     from paddlenlp_galvatron.options.fleet import read_recipe
     from paddlenlp_galvatron.options.fleet_fields import fields_of, is_recipe
     from paddlenlp_galvatron.plan.fleet_layers import MTP
     from paddlenlp_galvatron.planner.options import SearchOptions
 
-    args = RecipeOptions.from_values(values)
-    content = read_yaml(args.file)
+    content = read_yaml(file)
     if not is_recipe(content):
-        raise UserError(f"{args.file}: is no recipe of PaddleFleet; give one that has a stage such as PT or SFT")
-    if not (named := args.model_size or fields_of(content).read.model_name_or_path):
-        raise UserError(
-            "model_size: missing, and the recipe names no model; `galvatron plan from-paddlefleet --model_size NAME`"
-        )
+        raise UserError(f"{file}: is no recipe of PaddleFleet; give one that has a stage such as PT or SFT")
+    read = fields_of(content).read
+    if read.sharding_parallel_size < 1:
+        world_size = world_size or by_default
+    if not (named := model_size or read.model_name_or_path):
+        raise UserError("model_size: missing, and the recipe names no model; give --model_size NAME")
     shape = load_model(named)
-    with within(str(args.file)):
-        recipe = read_recipe(content, shape, args.world_size)
+    with within(str(file)):
+        recipe = read_recipe(content, shape, world_size)
     options = {"model_size": named} | ({MTP: recipe.model.mtp_layers} if shape.most_mtp_layers else {})
     searched: dict[str, Any] = {"model": shape.name, "model_options": options}
     if recipe.asked != {"task": "pretrain"}:
         searched["options"] = recipe.asked | {"world_size": recipe.plan.world_size}
         searched["options"] |= SearchOptions.wide_enough(recipe.plan)
-    plan = replace(recipe.plan, metadata={"searched_from": searched})
-    path = args.output or args.file.with_suffix(".plan.json")
-    write_plan(plan, path)
     for note in recipe.notes:
         say_note(note)
-    text = f"{path}: the plan of {args.file} for {shape.name} on {count(plan.world_size, 'rank')}"
-    answer(text, json, plan=path, model=shape.name, world_size=plan.world_size, notes=recipe.notes)
+    return replace(recipe.plan, metadata={"searched_from": searched}), recipe.notes
 
 
 @app.command(PlanFileOptions, positional=FILE)

@@ -85,7 +85,7 @@ class _Reading:
         self.chunks = max(read.virtual_pipeline_model_parallel_size, 1)
         stated = read.sharding_parallel_size
         if world_size is None and stated < 1:
-            self.faults.append("world_size: missing, and the recipe has no sharding_parallel_size; give --world_size")
+            self.faults.append("world_size: missing, and the recipe has no sharding_parallel_size; give either")
         self.world = world_size or self.tp * self.pp * max(stated, self.ep // self.tp, 1)
         self.size = self.world // (self.tp * self.pp)  # ranks with the same weights
         self.sharding = 1 if not read.sharding else stated if stated > 0 else self.size

@@ -219,6 +219,12 @@ class Plan:
         start = sum(self.stages[:number])
         return range(start, start + self.stages[number])
 
+    @property
+    def recomputed(self) -> str:
+        """The layers that recompute: `sublayer 0-3, full 7-7`."""
+        spans = runs([layer.recompute.words for layer in self.layers])
+        return ", ".join(f"{words} {span[0]}-{span[-1]}" for span, words in spans if words != "none") or "none"
+
     def layer_spans(self, stage: int) -> str:
         """The layers of a stage in words: `0-3`, or `0-3, 8-11` of two chunks."""
         chunks = (self.chunk_layers(stage, chunk) for chunk in range(self.chunks))

@@ -161,9 +161,9 @@ class EvenCore:
                 bound_ms = self._least_ms(layers, counts)
                 if bound_ms >= best_ms:
                     break  # the others recompute more
-                time_ms = self._step_ms(counts)
-                if self._family.chunks == 1:
-                    bound_ms = time_ms
+                time_ms = self._step_ms(self._numbers(counts))
+                least_ms = time_ms if self._family.chunks == 1 else self._step_ms(self._fastest(layers))
+                bound_ms = max(bound_ms, least_ms)  # no step is shorter than that which recomputes nothing
                 if time_ms >= best_ms or self._can_run(division, counts):
                     proven_ms = min(proven_ms, bound_ms)
                     if time_ms < best_ms:
@@ -248,7 +248,7 @@ class EvenCore:
         """A lower bound: a stage takes all micro-batches; before the first one and behind the last one that micro-batch
         is in the stages in front, of which the first one sums gradients last. Without `counts` nothing recomputes."""
         passes, shape = slice(FORWARD, SYNC), (self._family.chunks, -1)
-        least = np.array(layers) @ self._least + self._ends[:, : SYNC + 1]
+        least = self._fastest(layers)
         sync, parts = least[:, SYNC].reshape(shape).sum(axis=0), self._numbers(counts) if counts else least
         forward, backward = (way.reshape(shape) for way in parts[:, passes].T)
         into, out_of = (
@@ -256,6 +256,10 @@ class EvenCore:
         )
         stages = self._family.micro_batches * (forward + backward).sum(axis=0) + into
         return float(np.maximum(stages + sync, stages + out_of + sync[0]).max())
+
+    def _fastest(self, layers: Sequence[tuple[int, ...]]) -> Floats:
+        """Passes and sync of each part where nothing recomputes; [parts, SYNC + 1]."""
+        return np.asarray(np.array(layers) @ self._least + self._ends[:, : SYNC + 1])
 
     def _longest_ms(self, division: Sequence[int]) -> float:
         """A lower bound by the longest part alone."""
@@ -280,8 +284,9 @@ class EvenCore:
                         numbers[position, SUMMED:] = np.maximum(numbers[position, SUMMED:], rows[number, SUMMED:])
         return numbers
 
-    def _step_ms(self, counts: Sequence[Counts]) -> float:
-        numbers, family = self._numbers(counts), self._family
+    def _step_ms(self, numbers: Floats) -> float:
+        """`numbers`: costs of each part, SYNC and those in front at least."""
+        family = self._family
         sync_ms = numbers[:, SYNC].reshape(family.chunks, -1).sum(axis=0)
         passes_ms: ByKind[Sequence[float]] = ByKind(list(numbers[:, FORWARD]), list(numbers[:, BACKWARD]))
         times = StageTimes(passes_ms, list(sync_ms), [self._send_ms] * (self._parts - 1))

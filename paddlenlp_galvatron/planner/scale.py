@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import lcm, log
+from math import inf, lcm, log
+
+from galvatron_dp_core import Cancel
 
 from ..base import GIB_MIB, Infeasible, UserError
 from ..cost_model.facts import PlanFacts
+from ..model import Recompute
 from ..plan import Plan, require_valid
+from ..plan.fleet_layers import MODULES
 from ..plan.uniform import even_stages
+from .even import EvenPlans
 from .hints import LEAST_GAIN
 from .origin import OriginOptions, origin_of
 from .question import Question
 from .result import Need, predicted
+from .space import PlanFamily, suited
 
 OF_SEARCH = ("lower_bound_s", "gap", "left_out_s")  # facts that only a search knows
 
@@ -34,14 +40,19 @@ class Scaled:
         return list(changes(self.before, self.after))
 
 
-def scaled(plan: Plan, origin: OriginOptions, gpus: int, global_batch: int | None = None) -> Scaled:
-    """The least changed plan that fits into memory; where memory is not known, the least changed one. Raises UserError,
-    and Infeasible where none fits."""
+def scaled(
+    plan: Plan, origin: OriginOptions, gpus: int, global_batch: int | None = None, relist: bool = False
+) -> Scaled:
+    """The least changed plan that fits into memory; where memory is not known, the least changed one. `relist`: the
+    division and the layers that recompute are chosen again, as PaddleFleet has them. Raises UserError, and Infeasible
+    where none fits."""
     made = scalings(plan, gpus, global_batch)
     try:
         read, question = origin_of(plan, origin)
         facts_before = question.facts_of(read)
         placed = [origin_of(_placed(plan_made, question), origin) for plan_made in made]
+        if relist:
+            placed = [(_relisted(plan_made, there), there) for plan_made, there in placed]
         priced = [there.facts_of(plan_made) for plan_made, there in placed]
     except UserError as error:
         return Scaled(plan, replace(made[0], metadata={}), None, error.faults[0])
@@ -74,6 +85,29 @@ def _placed(plan: Plan, question: Question) -> Plan:
     if question.options.context_mib is None:
         options.pop("context_mib", None)
     return replace(plan, metadata={"searched_from": {**searched, **cluster, "options": options}})
+
+
+def _relisted(plan: Plan, question: Question) -> Plan:
+    """The plan with the fastest division and lists of recomputed layers that PaddleFleet has and that fit; as it is
+    where none do, and where activations are in the host's memory."""
+    cost, family, layer = question.cost, PlanFamily.of(plan), max(plan.layers, key=lambda layer: layer.ep)
+    even = EvenPlans("paddlefleet", question.model.shapes[0], cost, question.settled.budget_mib, plan)
+    of_types = [
+        [
+            replace(suited(layer, kind), recompute=each)
+            for each in (Recompute.NONE, Recompute.FULL, *MODULES)
+            if kind.experts or each is not Recompute.GATE_UP
+        ]
+        for kind in cost.models
+    ]
+    least_ms, best = inf, plan
+    for strategies in (
+        even.spaces(of_types, [plan.vocab], family) if not any(each.offload for each in plan.layers) else ()
+    ):
+        time_ms, _, _, division, choice = even.core(family, strategies).solve(least_ms, 0, Cancel(), 0.0)
+        if division:
+            least_ms, best = time_ms, strategies.plan(family, 0, division, choice, plan)
+    return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +182,7 @@ def changes(original: Plan, changed: Plan) -> Iterator[Change]:
         ("pp_deg", "pipeline", f"{changed.world_size} GPUs are {changed.pipeline} times the {stage} of a stage"),
         ("virtual_pp_deg", "chunks", f"{changed.pipeline} stages of {len(changed.layers)} layers"),
         ("pp_division", "stages", "the same layers on another number of stages"),
+        ("recompute_enc", "recomputed", "the fastest that fits in the new stages"),
         ("chunks", "micro_batches", share),
         ("global_bsz", "global_batch", f"the nearest for which {share}" if is_nearest else "as asked"),
     ):

@@ -151,7 +151,8 @@ def printed_scaled(of: Scaled) -> Iterator[str | Table]:
     for change in of.changes:
         shown.add_row(change.field, change.before, change.after, change.why)
     yield shown
-    yield "unchanged: each layer's degrees, ZeRO and recompute, and the samples of a GPU in a micro-batch"
+    kept = "degrees and ZeRO" if of.before.recomputed != of.after.recomputed else "degrees, ZeRO and recompute"
+    yield f"unchanged: each layer's {kept}, and the samples of a GPU in a micro-batch"
     length, batch, now = of.after.assumed.seq_length, of.before.global_batch, of.after.global_batch
     size = f"{batch * length:,} -> {now * length:,} tokens" if length else f"{batch:,} -> {now:,} samples"
     yield f"a step trains {size} ({now / batch - 1:+.1%})"

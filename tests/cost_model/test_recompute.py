@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from plans import MODEL
 
 from paddlenlp_galvatron.cost_model import CostModel, StageSetting, derive
@@ -14,7 +16,7 @@ from paddlenlp_galvatron.cost_model.traffic import NAMES
 from paddlenlp_galvatron.cost_model.weights import StateBytes
 from paddlenlp_galvatron.measure.part import Extent
 from paddlenlp_galvatron.model import load_model
-from paddlenlp_galvatron.model.layer import APART, PARTLY
+from paddlenlp_galvatron.model.layer import APART, PARTLY, TOGETHER
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, Recompute
 from paddlenlp_galvatron.plan.comm_points import repeated
 from paddlenlp_galvatron.plan.precision import NumberTypes
@@ -83,6 +85,45 @@ def test_modules_of_paddlefleet_free_and_repeat_what_their_tensors_have(name, mo
         flops / 989e9
     )  # at the peak of H100, of which wide products reach half, those of narrow experts a quarter
     assert least_ms < some.terms.passes.backward.recompute_ms < (2 if name == "llama3-8b" else 5) * least_ms
+
+
+# Bytes that a token keeps where nothing recomputes, by hand: of two norms inputs and outputs, of attention q, k, v and
+# its output (Qwen3: q and k in front of their norms, too), of the MLP gate, up and their product; in fp32 a number of
+# each norm's row and of each head, and the router's. Experts: rows and columns of moe_gate_up, as above.
+KEPT = {
+    "llama3-8b": 2 * (4 * 4096 + (4096 + 2 * 1024) + 4096 + 3 * 14336) + 4 * (2 + 32),
+    "qwen3-30b-a3b": 2 * (4 * 2048 + (2 * 4096 + 3 * 512) + 4096 + 8 * 2 * (2048 + 3 * 768)) + 4 * (2 + 68 + 128 + 32),
+}
+
+
+@pytest.mark.parametrize(("name", "bytes_of_token"), KEPT.items(), ids=KEPT)
+def test_a_layer_keeps_what_its_tensors_have(name, bytes_of_token):
+    layer = LayerStrategy(ep=8 if "30b" in name else 1)
+    assert h100(name).layer_cost(layer, STAGE).activation_mib * MIB / 4096 == pytest.approx(bytes_of_token, rel=1e-3)
+
+
+@given(
+    st.sampled_from(["llama3-8b", "qwen3-8b", "qwen3-30b-a3b", "glm-4.5-air", "deepseek-v3", "mixtral-8x7b"]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 8]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_parts_free_and_repeat_no_more_than_the_layer(name, tp, ep, flash, megatron_sp):
+    """Attention's core with either form of the MLP; and gate and up, which are within the sublayer."""
+    cost = h100(name, flash, megatron_sp)
+    for kind, model in enumerate(cost.models):
+        plain = LayerStrategy(tp, ep=ep if model.experts else 1)
+
+        def effect(recompute: Recompute, plain=plain, kind=kind) -> tuple[float, float]:
+            none, again = (cost.layer_cost(replace(plain, recompute=each), STAGE, kind) for each in (0, recompute))
+            return none.activation_mib - again.activation_mib, again.passes_ms.backward - none.passes_ms.backward
+
+        full, attention, sublayer = map(effect, (Recompute.FULL, Recompute.ATTENTION, Recompute.SUBLAYER))
+        pairs = [(effect(TOGETHER), attention, full), (sublayer, attention, full)]
+        pairs += [(effect(Recompute.GATE_UP), (0.0, 0.0), sublayer)] * bool(model.experts)
+        for part, other, whole in pairs:
+            assert all(0 <= one + two <= most * (1 + 1e-9) for one, two, most in zip(part, other, whole, strict=True))
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "qwen3-30b-a3b"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, pairwise, product
 from math import inf
 
 import pytest
@@ -43,20 +43,25 @@ def cost_of(options: SearchOptions, model=SMALL):
     return derive(model, sheet, 1, 4, options.assumptions, options.cost_options)
 
 
-def fastest(options: SearchOptions, model=SMALL) -> float:
-    """The least step time, ms, over every plan with one strategy that the program can run and that fits."""
+def fastest(options: SearchOptions, model=SMALL, chunks: int = 1) -> float:
+    """The least step time, ms, over every plan with one strategy, and so many chunks a stage, that the program can run
+    and that fits."""
     cost, best = cost_of(options, model), inf
     space = Space(cost.models[-1], cost.assumed, options, cost, len(cost.models) - 1)
     like, has = bare(cost, options, model), [cost.models[kind].experts > 0 for kind in cost.layer_types]
     kinds = [[each for each in options.recomputes if experts or each is not Recompute.GATE_UP] for experts in has]
     for family in families(options, 4, model.layers):
-        divisions = product(range(1, model.layers + 1), repeat=family.stages)
-        divisions = [each for each in divisions if sum(each) == model.layers]
+        if chunks > 1 and family.stages == 1:
+            continue
+        cuts = combinations(range(1, model.layers), family.stages * chunks - 1)
+        divisions = [tuple(stop - at for at, stop in pairwise((0, *each, model.layers))) for each in cuts]
         for layer in space.layers(family):
             if layer.recompute:
                 continue
             for vocab in space.vocabularies(family):
                 for stages, again in product(divisions, product(*kinds)):
+                    if Recompute.FULL in again and {*again} - {Recompute.FULL, Recompute.NONE}:
+                        continue
                     plan = replace(
                         like,
                         global_batch=family.global_batch,
@@ -68,6 +73,7 @@ def fastest(options: SearchOptions, model=SMALL) -> float:
                         ),
                         vocab=vocab,
                         schedule=family.schedule,
+                        chunks=chunks,
                     )
                     if gaps(plan, PROGRAMS[options.trainer], model) or find_faults(plan, model):
                         continue
@@ -75,6 +81,10 @@ def fastest(options: SearchOptions, model=SMALL) -> float:
                     if max(stage.memory.total_mib for stage in found.stages) <= options.budget_mib:
                         best = min(best, found.time_s)
     return best
+
+
+def used_gib(stage) -> float:
+    return stage.memory.total_mib / 1024
 
 
 def bare(cost, options, model):
@@ -101,13 +111,24 @@ FEW = {"settle_chunk": 4, "max_tp_deg": 1, "max_pp_deg": 2, "pipeline_type": "pi
 def test_no_plan_that_the_program_can_run_is_faster(trainer, model, limits, share):
     roomy = asked(trainer, 1000, **limits)
     free = search(model, cost_of(roomy, model), roomy).require()
-    gib = share * max(stage.memory.total_mib for stage in free.prediction.stages) / 1024
+    gib = share * max(map(used_gib, free.prediction.stages))
     options = asked(trainer, gib, **limits)
     found = search(model, cost_of(options, model), options)
     assert found.time_s == pytest.approx(fastest(options, model)) and (found.best is None or found.gap == 0)
     if found.best:
         arguments = {"paddlenlp": stock_arguments, "paddlefleet": fleet_arguments}[trainer]
         assert arguments(found.plan, model)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.85, 0.7])
+def test_chunks_are_as_fast_as_any_within_the_gap(share):
+    model, limits = replace(SMALL, layers=8), {"settle_chunk": 8, "max_tp_deg": 1, "pipeline_type": "pipedream_flush"}
+    roomy = asked("paddlefleet", 1000, **limits, max_virtual_pp_deg=2)
+    gib = share * max(map(used_gib, search(model, cost_of(roomy, model), roomy).require().prediction.stages))
+    options = asked("paddlefleet", gib, **limits, max_virtual_pp_deg=2)
+    result, one = (search(model, cost_of(each, model), each) for each in (options, asked("paddlefleet", gib, **limits)))
+    least = min(one.time_s, fastest(options, model, chunks=2))
+    assert result.time_s * (1 - result.gap) <= least * (1 + 1e-9) and result.time_s == pytest.approx(least)
 
 
 @pytest.mark.parametrize(
