@@ -52,6 +52,9 @@ class AssumedFields(BaseModel):
     offload_optimizer: bool | None = Field(
         None, description="the optimizer's states are in the hosts' memory between updates; absent: on the devices"
     )
+    products: Literal["fp8"] | None = Field(
+        None, description="type of the layers' matrix products, planned only; absent: as mixed_precision"
+    )
 
 
 class OpenObject(BaseModel):

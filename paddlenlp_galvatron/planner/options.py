@@ -18,6 +18,7 @@ from ..options.group import Options
 from ..options.prices import MEASURED_NETWORK, RANK, TWO_SOURCES, Kind, LimitOptions
 from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
 from ..plan.mesh import Axis, Degrees, divisors, every_degrees
+from ..plan.precision import Products
 from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND
 from ..profiles.analytic import GROUPED, ONE_BY_ONE
 from ..profiles.data_sheet import load_data_sheet
@@ -96,6 +97,7 @@ class SearchOptions(TaskOptions, LimitOptions):
     profile_gpu_num: Ranks | None = None
     device: str | None = None
     network: NodeLinks | None = None
+    products: Products | None = None
     memory_constraint: Positive | None = None
     context_mib: Number | None = None
 
@@ -326,6 +328,7 @@ class SearchOptions(TaskOptions, LimitOptions):
             by_default or self.amp_master_grad,
             self.use_flash_attention,
             offload_optimizer=self.offload_optimizer or None,
+            products=self.products,
         )
 
     @property
