@@ -14,8 +14,7 @@ from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.model import TRAINED, load_model
 from paddlenlp_galvatron.model.preference import Loss
 from paddlenlp_galvatron.options.group import Options
-from paddlenlp_galvatron.plan import Precision, read_plan, with_assumptions
-from paddlenlp_galvatron.plan.check import require_trainable
+from paddlenlp_galvatron.plan import Precision, read_plan, require_trainable, with_assumptions
 
 from .command import App
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from ..base import Note
 from ..cost_model import CostModel
 from ..plan.assumption import Assumption
 from ..profiles.data_sheet import CALIBRATED, DataSheet, Figure, data_sheets, load_data_sheet
@@ -54,13 +53,13 @@ def _links(sheet: DataSheet, options: SearchOptions) -> dict[str, Assumption]:
     return links | {"software": Assumption("software", sheet.stack, "", "data sheet", "device")}
 
 
-def doubts(options: SearchOptions, cost: CostModel) -> Iterator[str]:
-    """Defaults that are likely wrong for the cluster, each with the option that sets another."""
+def note_doubts(options: SearchOptions, cost: CostModel, note: Note) -> None:
+    """Note defaults that are likely wrong for the cluster, each with the option that sets another."""
     network = assumptions_of(options, cost).get("network")
     if network and network.origin == "data sheet" and options.world_size > MANY:
-        yield f"{network}: the data sheet's, for so many GPUs; give your cluster's, as 25 or 8x200Gb/s"
+        note(f"{network}: the data sheet's, for so many GPUs; give your cluster's, as 25 or 8x200Gb/s")
     device = (options.device or "").casefold()  # a driver's full name, and a file, say which card it is
-    chip = device.partition("-")[0]
-    cards = [name for name in data_sheets() if name.startswith((f"{chip}-pcie", f"{chip}-nvl"))]
+    chips = tuple(f"{device.partition('-')[0]}-{link}" for link in ("pcie", "nvl"))
+    cards = [name for name in data_sheets() if name.startswith(chips)]
     if cards and load_data_sheet(device).name not in cards and options.num_gpus_per_node > 1:
-        yield f"device: {device} is taken as the SXM part with NVLink; for others give --device {' or '.join(cards)}"
+        note(f"device: {device} is taken as the SXM part with NVLink; for others give --device {' or '.join(cards)}")

@@ -18,11 +18,10 @@ from ..cost_model import CostModel
 from ..options.foreign import Fate
 from ..options.model_options import SEQ, Model
 from ..options.prices import MEASURED_NETWORK, TWO_SOURCES, JobOptions, LimitOptions
-from ..plan import ModelShape
-from ..plan.precision import Products
+from ..plan import ModelShape, Products
 from ..profiles import Device, Reserve, load_data_sheet
 from ..profiles.files import allreduce_name, device_of, p2p_name, read_profile, sp_time_name
-from .assumptions import doubts
+from .assumptions import note_doubts
 from .branch_and_bound import Watch
 from .hints import Hint, fewer_gpus, hints, larger_batch
 from .options import BATCH, SearchOptions, TaskOptions
@@ -263,8 +262,7 @@ class _Row:
                 f"gpus: {gpus} are no whole number of nodes of {per_node} GPUs; give a multiple of {per_node}, or fewer"
             )
         question = self._question(max(nodes, 1), rest or per_node)
-        for line in doubts(question.options, question.cost):
-            self.note(line)
+        note_doubts(question.options, question.cost, self.note)
         seconds, reserve = self.time.take(), question.reserve
         now = question.search(watch=self.watch, seconds=seconds)
         for line in now.left_out:

@@ -16,9 +16,8 @@ from ..cost_model import CostOptions, Task
 from ..model.layer import MODULES, PARTLY
 from ..options.group import Options
 from ..options.prices import MEASURED_NETWORK, RANK, TWO_SOURCES, Kind, LimitOptions
-from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
+from ..plan import Assumptions, DataParallel, Plan, Precision, Products, Recompute, Schedule
 from ..plan.mesh import Axis, Degrees, divisors, every_degrees
-from ..plan.precision import Products
 from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND
 from ..profiles.analytic import GROUPED, ONE_BY_ONE
 from ..profiles.data_sheet import load_data_sheet

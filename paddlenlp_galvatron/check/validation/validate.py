@@ -14,8 +14,7 @@ from ...cost_model import CostModel, CostOptions, Task, load
 from ...launch.processes import Launch, LaunchError, World
 from ...measure.journal import Journal
 from ...measure.launcher import PROGRESS, meta_of_rank
-from ...plan import Assumptions, ModelShape, Plan, load_model, plan_to_dict, read_plan, require_valid
-from ...plan.check import require_trainable
+from ...plan import Assumptions, ModelShape, Plan, load_model, plan_to_dict, read_plan, require_trainable, require_valid
 from .accuracy import Accuracy, PlanOutcome, outcome_of
 from .plans import sample_plans
 from .work import FILE, JOURNAL, MeasuredPlan, ValidateOptions, Visit, Work, key_of, visit_of
