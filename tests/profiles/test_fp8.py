@@ -24,22 +24,15 @@ READ, WRITTEN = 2 * 4096 + 4096 + 14336, 4096 + 2 * 1024 + 4096 + 2 * 14336 + 40
 
 @pytest.mark.parametrize("tp", [1, 4])
 def test_a_layer_keeps_one_byte_of_each_number_that_products_read(tp):
-    plain, fp8 = (
-        analytic_memory(MODEL, Precision.BF16, [SEQ], products=products)
-        .layers[Variant(0, True)][SEQ]
-        .activation_mib[tp]
-        for products in (None, "fp8")
-    )
+    how, at = (MODEL, Precision.BF16, [SEQ]), Variant(0, True)
+    plain, fp8 = (analytic_memory(*how, products=each).layers[at][SEQ].activation_mib[tp] for each in (None, "fp8"))
     assert plain - fp8 == pytest.approx(SPARED_BYTES * SEQ / tp / MIB)
 
 
 def test_a_layers_products_take_half_as_long_and_numbers_are_quantised():
-    key, plain = PassKey(layer_part(0), 1, SEQ, 1), Speed.of(H100, Precision.BF16)
-    before, after = (
-        analytic_computation(MODEL, H100, Precision.BF16, [SEQ], products=products).passes[key]
-        for products in (None, "fp8")
-    )
-    speed = Speed.of(H100, Precision.BF16, "fp8")
+    how, key = (MODEL, H100, Precision.BF16, [SEQ]), PassKey(layer_part(0), 1, SEQ, 1)
+    before, after = (analytic_computation(*how, products=each).passes[key] for each in (None, "fp8"))
+    plain, speed = (Speed.of(H100, Precision.BF16, each) for each in (None, "fp8"))
     weights = 2 * SEQ * MODEL.layer_parameters * (1 / plain.flops - 1 / speed.layer_flops)
     quantised = SEQ * 4 / plain.bytes  # two bytes read, and two copies of one byte written
     assert before.forward_ms - after.forward_ms == pytest.approx(weights - READ * quantised)
