@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil
@@ -84,13 +83,8 @@ def figures(run: MeasuredRun, sheet: DataSheet) -> dict[str, Any]:
         "stack": run.stack or sheet.stack,
         "tokens": plan.assumed.seq_length,
         "gpus": plan.world_size,
-        "tp": plan.layers[0].tp,
-        "pp": plan.pipeline,
-        "ep": plan.layers[0].ep,
-        "micro_batch": plan.micro_batch // plan.dp(plan.layers[0]),
-        "chunks": plan.chunks,
-        "batch": plan.global_batch,
-        "recompute": recompute(run),
+        "layout": f"tp {plan.layers[0].tp}, pp {plan.pipeline}, ep {plan.layers[0].ep}, batch {plan.global_batch} in "
+        f"{plan.micro_batches}, recompute {', '.join(dict.fromkeys(each.recompute.words for each in plan.layers))}",
         "offload_optimizer": run.offload_optimizer,
         "step_s": run.step_s,
         "predicted_step_s": guess.step_s,
@@ -104,11 +98,6 @@ def figures(run: MeasuredRun, sheet: DataSheet) -> dict[str, Any]:
         "bound_gib": guess.bound_mib / GIB_MIB,
         "gpu_gib": sheet.memory.value,
     }
-
-
-def recompute(run: MeasuredRun) -> str:
-    counts = Counter(layer.recompute.words for layer in run.plan.layers)
-    return "+".join(words if len(counts) == 1 else f"{count} {words}" for words, count in counts.items())
 
 
 def errors(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:

@@ -14,7 +14,7 @@ from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.model import TRAINED, load_model
 from paddlenlp_galvatron.model.preference import Loss
 from paddlenlp_galvatron.options.group import Options
-from paddlenlp_galvatron.plan import Precision, read_plan, with_assumptions
+from paddlenlp_galvatron.plan import Precision, read_plan, require_trainable, with_assumptions
 
 from .command import App
 
@@ -50,6 +50,7 @@ def parity(values: dict[str, Any], json: bool) -> None:
     args = ParityOptions.from_values(values)
     start = time.monotonic()
     plan = read_plan(args.plan, args.nproc, default=4)
+    require_trainable(plan)
     plan = with_assumptions(plan, sequence_parallel=args.sequence_parallel, mixed_precision=args.mixed_precision)
     model = None if args.model_size in TRAINED else load_model(args.model_size).trained()
     equal = model if model and model.layers == len(plan.layers) else None

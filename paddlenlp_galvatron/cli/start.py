@@ -25,6 +25,8 @@ def how_to_start(plan: Plan, path: Path) -> list[str]:
         return []
     if trainer := searched.options.get("trainer"):
         return [f"arguments of {trainer}: galvatron plan to-{trainer} {path}"]
+    if plan.assumed.products:
+        return [f"planned only: training multiplies in mixed_precision, not in {plan.assumed.products}"]
     with suppress(UserError):  # a model of sizes alone, or gone
         if lacking := load_model(str(searched.model_options.get("model_size") or searched.model)).lacking:
             return [f"planned only: training lacks {lacking}"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import add, attrgetter
 from typing import NamedTuple
@@ -107,6 +107,11 @@ class Setting:
     states: StateBytes  # of the module's weights; frozen ones have no gradients
     layer_type: int = 0
 
+    def gathered(self, number_bytes: int) -> int:
+        """Bytes of a number that products read, as ZeRO gathers weights and Megatron-SP tokens: Megatron-Core's
+        fp8_param_gather, and Transformer Engine, which quantises tokens first. Other messages have 16 bits there."""
+        return 1 if self.assumed.products else number_bytes
+
 
 def layer_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> Calls:
     """Collectives of one decoder layer, but for those of its experts."""
@@ -129,6 +134,8 @@ def point_calls(
         width, number = 1, FP32_BYTES
         if message is not Message.LOSS:
             width, number = attrgetter(message)(model), setting.assumed.number_types.sent.bytes
+            if kind is Collective.ALL_GATHER and Axis.TENSOR in axes:
+                number = setting.gathered(number)
         if message.repeats:
             width *= max(mesh.degree(Axis.ULYSSES, Axis.TENSOR) // model.kv_heads, 1)
         size = setting.micro_batch * setting.seq * width * number // parts
@@ -179,6 +186,8 @@ def _counts(
 def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Setting) -> Calls:
     """Collectives of embedding and of LM head (with last norm and loss), as far as a stage of this role has them. For
     MTP the last stage looks tokens up, too, and has two losses."""
+    if setting.assumed.products:  # those of layers alone
+        setting = replace(setting, assumed=replace(setting.assumed, products=None))
     uses = (role != "last") + (role != "first") * model.mtp_layers  # uses of the embedding
     embedding = _embedding_calls(model, vocab, setting, uses) if uses else Calls()
     head, tied = _head_calls(model, vocab, setting) if role != "first" else Calls(), model.tied_embeddings
@@ -252,11 +261,11 @@ def matrix_calls(
     across: tuple[Call, ...] = ()
     if 1 < shares < sharing:
         axes, across = PART, (Call(Collective.ALL_REDUCE, REPLICAS, padded // shares * states.gradient),)
-    gather = (Call(ops.gather, axes, padded * states.weight),) if ops.gather else ()
+    gather = (Call(ops.gather, axes, padded * setting.gathered(states.weight)),) if ops.gather else ()
     if not states.gradient:
         return Calls(gather_forward=gather, gather_backward=gather)
     reduce = (Call(ops.reduce, axes, padded * states.gradient),)
-    publish = (Call(ops.publish, axes, padded * states.weight),) if ops.publish else ()
+    publish = (Call(ops.publish, axes, padded * setting.gathered(states.weight)),) if ops.publish else ()
     return Calls(gather_forward=gather, gather_backward=gather, reduce=reduce, across=across, publish=publish)
 
 

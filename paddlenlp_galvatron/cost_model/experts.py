@@ -97,6 +97,9 @@ class ExpertPrices:
         # Adapters keep the outputs of their first factors, and make one more gradient of the rows.
         between, buffers = 3 * (self._modules.task.adapter_rank or 0), ROW_BUFFERS + self._modules.task.frozen
         held_mib = rows * (kept.tokens + copies + between + kept.split / experts.etp) * row_mib
+        if setting.assumed.products:
+            spared = model.routed.spared_bytes(setting.assumed.number_types.stored.bytes)
+            held_mib -= rows * spared.on(experts.etp, False) / MIB
         gate_up_mib = rows * 2 * model.expert_size / experts.etp * row_mib
         working_mib = rows * buffers * model.hidden_size * row_mib + gate_up_mib
         again_mib = gate_up_mib if recompute is Recompute.GATE_UP else held_mib if recompute else 0.0

@@ -39,6 +39,8 @@ def load(
     that is wrong: a file is missing, broken, or another model's (unless `allow_foreign_profiles`).
     """
     shapes, faults = kinds_of(model), Faults()
+    if assumed.products:
+        raise UserError("products: profiles have them in mixed_precision; give it with a data sheet (--device) alone")
     with faults.gathered():
         hardware = HardwareProfile.load(num_nodes, gpus_per_node, note=note, **source)
     with faults.gathered():
@@ -135,12 +137,11 @@ def derive(
         raise UserError("seq_length: missing; say how many tokens a sample has")
     assumed = replace(assumed, flash_attention=assumed.flash_attention is not False)
     precision, lengths, fused = assumed.mixed_precision, [seq], assumed.fused
-    memory = analytic_memory(model, precision, lengths, fused, options.in_place)
+    memory = analytic_memory(model, precision, lengths, fused, options.in_place, assumed.products)
     if sheet.allocator:
         memory = replace(memory, meta=memory.meta.with_extra({}, reserved=1 + sheet.allocator.value))
-    computation = analytic_computation(
-        model, sheet, precision, lengths, fused, kept_bytes, options.kernels, assumed.sequence_parallel
-    )
+    how = fused, kept_bytes, options.kernels, assumed.sequence_parallel, assumed.products
+    computation = analytic_computation(model, sheet, precision, lengths, *how)
     network = Network(analytic_hardware(sheet, num_nodes, gpus_per_node))
     profiles = Profiles(network, ComputeTimes(computation), MemoryUse(memory), Device.of(sheet))
     return CostModel(model, profiles, assumed, options)

@@ -149,6 +149,10 @@ class Kept:
     split: int = 0  # split in any case
     scalars: int = 0  # fp32, as tokens lie between layers
 
+    def on(self, tp: int, sequence_parallel: bool) -> float:
+        """Numbers on one rank of a group, its scalars left out."""
+        return self.split / tp + self.tokens / (tp if sequence_parallel else 1)
+
     def __add__(self, other: Kept) -> Kept:
         return Kept(self.tokens + other.tokens, self.split + other.split, self.scalars + other.scalars)
 
@@ -216,6 +220,29 @@ class LayerKind:
         """Numbers kept by these fused kernels, and plain ones elsewhere."""
         unkept = (less for sublayer in self.sublayers for kernel, less in sublayer.unkept if kernel & fused)
         return sum((sublayer.kept for sublayer in self.sublayers), Kept()) - sum(unkept, Kept())
+
+    @cached_property
+    def product_ends(self) -> tuple[Kept, Kept]:
+        """Numbers a token, or row of experts, that products with split weights read, and that they write. An input of
+        several weights counts once."""
+        linear = [
+            (sublayer.name, weight)
+            for sublayer in self.sublayers
+            for weight in sublayer.weights
+            if weight.linear and weight.sharded and not weight.expert  # one expert stands for all
+        ]
+        read = {(name, weight.shape[0], weight.split is Split.ROW) for name, weight in linear}
+        inputs = (Kept(split=width) if by_row else Kept(width) for _, width, by_row in read)
+        outputs = (Kept(end.shape[1]) if end.split is Split.ROW else Kept(split=end.shape[1]) for _, end in linear)
+        return sum(inputs, Kept()), sum(outputs, Kept())
+
+    def spared_bytes(self, number_bytes: int) -> Kept:
+        """Bytes, in place of numbers, that backward does not keep where products read numbers of one byte. Attention
+        keeps its result for its own backward, too."""
+        (read, _), spared = self.product_ends, number_bytes - 1
+        weights = (weight for sublayer in self.sublayers if sublayer.pair_flops for weight in sublayer.weights)
+        context = sum(weight.shape[0] for weight in weights if weight.linear and weight.split is Split.ROW)
+        return Kept(spared * read.tokens, spared * read.split - number_bytes * context)
 
     def again(self, recompute: Recompute, fused: Fused) -> tuple[Again, ...]:
         """Everything that backward recomputes for these parts."""

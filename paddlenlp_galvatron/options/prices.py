@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ..base.limits import NodeLinks, Positive, Ranks, Size
 from ..base.reading import parse_json, read_text
+from ..plan.precision import Products
 from .group import Options
 
 Kind = Literal["pretrain", "sft", "lora", "dpo"]
@@ -96,6 +97,7 @@ class PriceOptions(Options):
     profiles: Path | None = None
     device: str | None = None
     network: NodeLinks | None = None
+    products: Products | None = None
     model_size: str | None = None
     memory_constraint: Positive | None = None
     num_gpus_per_node: Ranks | None = None

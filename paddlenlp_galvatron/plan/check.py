@@ -54,8 +54,10 @@ def task_note(plan: Plan, rank: int | None) -> str:
 
 
 def require_trainable(plan: Plan, task: str = "", adapts: bool = False) -> None:
-    """Raise UserError when the plan was searched for a task that cannot be trained, or for adapters, which need less
+    """Raise UserError when the plan has a feature that is planned only, or was searched for adapters, which need less
     memory than all weights, unless this `task`, where one is given, `adapts`, too."""
+    if plan.assumed.products:
+        raise UserError(f"assumed.products: {plan.assumed.products} is planned only; search a plan without --products")
     if task and adapters_of(plan) is not None and not adapts:
         raise UserError(
             f"galvatron.searched_from: the plan was searched for adapters, but {task} trains all weights; search "

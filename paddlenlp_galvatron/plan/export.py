@@ -296,6 +296,8 @@ def gaps(plan: Plan, program: str, model: ModelShape | None = None) -> list[str]
     """A line for each field of a plan that `program` cannot express, for this model where it is given."""
     of_program = _stock_gaps(plan, model) if program == STOCK else _fleet_gaps(plan, model, program)
     missing = [*_uneven(plan, program), *_unlike(plan, program), *of_program]
+    if plan.assumed.products:
+        missing.append(f"assumed.products: {plan.assumed.products} is not written for {program}; plan without it")
     tp = plan.layers[0].tp
     experts = any(layer.experts.ranks > 1 or layer.experts_dp_type or layer.experts_sharding for layer in plan.layers)
     if experts and program != FLEET:

@@ -20,7 +20,7 @@ from ..model import ModelShape
 from ..model.layer import MODULES, PARTLY, PARTS, Recompute
 from .check import require_fits, require_trainable, require_valid
 from .fields import Degrees, Division, Flag, Flags, Percents, Recomputes, parse
-from .precision import Precision
+from .precision import Precision, Products
 from .schedule import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy, runs, sharded_over_all
 
@@ -52,6 +52,7 @@ class AssumedFields(BaseModel):
     offload_optimizer: bool | None = Field(
         None, description="the optimizer's states are in the hosts' memory between updates; absent: on the devices"
     )
+    products: Products | None = Field(None, description="of layers' matrix products, planned only; absent: no other")
 
 
 class OpenObject(BaseModel):

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
+
+# Type of layers' matrix products, where it is not that of weights and activations: FP8 has a byte a number, with scales
+# of tensors or, as MXFP8, of blocks.
+Products = Literal["fp8"]
 
 
 class Precision(StrEnum):

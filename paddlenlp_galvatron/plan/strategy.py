@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..base.units import MIB
 from ..model import Fused, Recompute
 from .mesh import Axis, Degrees, Mesh
-from .precision import NumberTypes, Precision
+from .precision import NumberTypes, Precision, Products
 from .schedule import Schedule
 
 T = TypeVar("T")
@@ -144,6 +144,7 @@ class Assumptions:
     fused_cross_entropy: bool | None = None  # loss over a split vocabulary
     # None: off.
     offload_optimizer: bool | None = None  # its states are in the host's memory, and updated part by part
+    products: Products | None = None  # those of layers; planned only
 
     @property
     def number_types(self) -> NumberTypes:

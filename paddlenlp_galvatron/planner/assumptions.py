@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from ..base import Note
 from ..cost_model import CostModel
 from ..plan.assumption import Assumption
-from ..profiles.data_sheet import CALIBRATED, DataSheet, Figure, load_data_sheet
+from ..profiles.data_sheet import CALIBRATED, DataSheet, Figure, data_sheets, load_data_sheet
 from .options import SearchOptions
+
+MANY = 64  # GPUs, from which the network of a node is seldom that of a data sheet
 
 
 def assumptions_of(options: SearchOptions, cost: CostModel) -> dict[str, Assumption]:
@@ -25,6 +28,8 @@ def assumptions_of(options: SearchOptions, cost: CostModel) -> dict[str, Assumpt
         **(_links(sheet, options) if sheet else {"links": Assumption("links", "as measured", "", source, "profiles")}),
         "attention": chosen("attention", "flash" if cost.assumed.flash_attention else "plain", "use_flash_attention"),
     }
+    if options.products:
+        assumptions["products"] = chosen("products of layers", options.products, "products")
     if load := cost.load:
         assumptions["imbalance"] = chosen("expert load imbalance", load.moe_imbalance, "moe_imbalance")
     return assumptions | {
@@ -46,3 +51,15 @@ def _links(sheet: DataSheet, options: SearchOptions) -> dict[str, Assumption]:
         network = stated("network of a node", sheet.network, "network")
         links["network"] = network._replace(origin="option") if options.network else network
     return links | {"software": Assumption("software", sheet.stack, "", "data sheet", "device")}
+
+
+def note_doubts(options: SearchOptions, cost: CostModel, note: Note) -> None:
+    """Note defaults that are likely wrong for the cluster, each with the option that sets another."""
+    network = assumptions_of(options, cost).get("network")
+    if network and network.origin == "data sheet" and options.world_size > MANY:
+        note(f"{network}: the data sheet's, for so many GPUs; give your cluster's, as 25 or 8x200Gb/s")
+    device = (options.device or "").casefold()  # a driver's full name, and a file, say which card it is
+    chips = tuple(f"{device.partition('-')[0]}-{link}" for link in ("pcie", "nvl"))
+    cards = [name for name in data_sheets() if name.startswith(chips)]
+    if cards and load_data_sheet(device).name not in cards and options.num_gpus_per_node > 1:
+        note(f"device: {device} is taken as the SXM part with NVLink; for others give --device {' or '.join(cards)}")

@@ -18,9 +18,10 @@ from ..cost_model import CostModel
 from ..options.foreign import Fate
 from ..options.model_options import SEQ, Model
 from ..options.prices import MEASURED_NETWORK, TWO_SOURCES, JobOptions, LimitOptions
-from ..plan import ModelShape
+from ..plan import ModelShape, Products
 from ..profiles import Device, Reserve, load_data_sheet
 from ..profiles.files import allreduce_name, device_of, p2p_name, read_profile, sp_time_name
+from .assumptions import note_doubts
 from .branch_and_bound import Watch
 from .hints import Hint, fewer_gpus, hints, larger_batch
 from .options import BATCH, SearchOptions, TaskOptions
@@ -32,7 +33,6 @@ DEVICE = "h100-80gb"  # where neither the user nor a profile names one
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # numbers of nodes that are tried
 FURTHER = 3  # numbers of GPUs shown beyond the least that fits
 MORE_GIB = 8.0
-MANY = 64  # GPUs, from which the network of a node is seldom that of a data sheet
 MORE_S = 1.5  # of processor time for the search with more memory, which begins with the plans without
 ROUGHLY: dict[str, Any] = {"gap": 0.005, "effort": 1_000_000}  # of searches whose speed has two decimals in the table
 _ALLREDUCE = r"allreduce_bandwidth_([1-9]\d{0,4})nodes_([1-9]\d{0,4})gpus_per_node\.json"
@@ -64,6 +64,7 @@ class FitOptions(TaskOptions, LimitOptions, JobOptions):
     gpus: GpuCounts | None = None
     device: Names | None = None
     network: NodeLinks | None = None
+    products: Products | None = None
     memory_constraint: Positive | None = None
     profiles: Path | None = None
     seq_length: Size | None = None
@@ -262,8 +263,7 @@ class _Row:
                 f"gpus: {gpus} are no whole number of nodes of {per_node} GPUs; give a multiple of {per_node}, or fewer"
             )
         question = self._question(max(nodes, 1), rest or per_node)
-        if gpus > MANY and (network := question.assumptions.get("network")) and network.origin == "data sheet":
-            self.note(f"{network}: the data sheet's, for so many GPUs; give your cluster's, as 25 or 8x200Gb/s")
+        note_doubts(question.options, question.cost, self.note)
         seconds, reserve = self.time.take(3), question.reserve
         now = question.search(watch=self.watch, seconds=seconds)
         for line in now.left_out:
@@ -297,6 +297,7 @@ class _Row:
             max_virtual_pp_deg=self.options.max_virtual_pp_deg,
             use_flash_attention=self.options.use_flash_attention,
             network=self.options.network,
+            products=self.options.products,
             gap=self.options.gap,
             time_limit=self.options.time_limit,
             **self.kind.priced_by(nodes, gpus),

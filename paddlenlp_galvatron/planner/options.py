@@ -16,7 +16,7 @@ from ..cost_model import CostOptions, Task
 from ..model.layer import MODULES, PARTLY
 from ..options.group import Options
 from ..options.prices import MEASURED_NETWORK, RANK, TWO_SOURCES, Kind, LimitOptions
-from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
+from ..plan import Assumptions, DataParallel, Plan, Precision, Products, Recompute, Schedule
 from ..plan.mesh import Axis, Degrees, divisors, every_degrees
 from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND
 from ..profiles.analytic import GROUPED, ONE_BY_ONE
@@ -96,6 +96,7 @@ class SearchOptions(TaskOptions, LimitOptions):
     profile_gpu_num: Ranks | None = None
     device: str | None = None
     network: NodeLinks | None = None
+    products: Products | None = None
     memory_constraint: Positive | None = None
     context_mib: Number | None = None
 
@@ -326,6 +327,7 @@ class SearchOptions(TaskOptions, LimitOptions):
             by_default or self.amp_master_grad,
             self.use_flash_attention,
             offload_optimizer=self.offload_optimizer or None,
+            products=self.products,
         )
 
     @property

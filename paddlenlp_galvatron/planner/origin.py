@@ -71,6 +71,8 @@ def _options(searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq
         asked["device"] = origin.device
     if origin.network:
         asked["network"] = origin.network
+    if products := origin.products or plan.assumed.products:
+        asked["products"] = products
     if origin.num_gpus_per_node:
         asked |= {"num_nodes": None, "num_gpus_per_node": origin.num_gpus_per_node, "world_size": plan.world_size}
     if origin.task and origin.task != asked.get("task"):

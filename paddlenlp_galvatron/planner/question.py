@@ -21,7 +21,7 @@ from ..plan.assumption import Assumption
 from ..profiles import Device, Reserve, load_data_sheet
 from ..profiles.hardware import HardwareProfile
 from ..profiles.network import Network
-from .assumptions import assumptions_of
+from .assumptions import assumptions_of, note_doubts
 from .branch_and_bound import Watch
 from .engine import search
 from .options import PATH_OPTIONS, SearchOptions
@@ -65,6 +65,7 @@ class Question:
             named = ", ".join(map(str, tried)) if len(tried) < 5 else f"{tried[0]}, {tried[1]}, …, {tried[-1]}"
             note(f"bsz_scale: batches {named}: a step, as in Galvatron's program; its guide speaks of a ratio")
         question = on_device(model, options, prices(model.shapes, options, note), note)
+        note_doubts(question.options, question.cost, note)
         return replace(question, asked=asked.model_dump(mode="json", exclude_unset=True))
 
     @property

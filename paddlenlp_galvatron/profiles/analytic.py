@@ -10,16 +10,18 @@ reads of their backward (Paddle 3.3.1).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from math import inf
 from typing import Any, NamedTuple
 
+from ..base.errors import UserError
 from ..base.units import FP32_BYTES, GB_PER_S, MIB
 from ..model import Fused, ModelShape, Recompute, kinds_of, measured_fingerprint
 from ..model.layer import APART, MODULES, Kept
 from ..plan.mesh import divisors
-from ..plan.precision import Precision
+from ..plan.precision import Precision, Products
 from .computation import (
     EMBEDDING,
     HEAD,
@@ -64,6 +66,9 @@ CALLS_BEHIND_READ = 10
 GROUPED_START_US = 25
 WASTED_ROWS = 64  # of each expert: half a tile of 128 rows in the mean, as its rows seldom fill the last one
 COPIES = 3  # of each row: into the order of ranks, into that of experts, and back
+# FP8 copies of a product's input, by rows and by columns: Hopper's FP8 products take operands of one layout alone,
+# and MXFP8's scales differ by direction (Transformer Engine, user guide, "Using FP8 and FP4").
+QUANTISED_COPIES = 2
 
 
 class ExpertKernels(NamedTuple):
@@ -128,18 +133,26 @@ class Speed(NamedTuple):
     """Work of a device in a millisecond, and its waits."""
 
     flops: float  # FLOP/ms of matrix products
+    layer_flops: float  # the same of a layer's with its weights
     attention_flops: float  # FLOP/ms of flash attention
     bytes: float  # bytes/ms to and from memory
+    quantise_ms: float  # of a number that a product of fewer bits reads
     product_start_us: float
     call_us: float  # the host's time to start a kernel
 
     @classmethod
-    def of(cls, sheet: DataSheet, precision: Precision) -> Speed:
+    def of(cls, sheet: DataSheet, precision: Precision, products: Products | None = None) -> Speed:
+        """Products of FP8 reach the share of their peak that others reach. Raises UserError where the chip has none."""
         peak = sheet.matmul_fp32 if precision is Precision.FP32 else sheet.matmul_16bit
+        of_layers = sheet.matmul_8bit if products else peak
+        if of_layers is None:
+            raise UserError(f"products: {sheet.device} has no FP8: {sheet.name} states no matmul_8bit; leave it out")
         return cls(
             peak.value * sheet.matmul_efficiency.value * 1e9,
+            of_layers.value * sheet.matmul_efficiency.value * 1e9,
             peak.value * sheet.attention_efficiency.value * 1e9,
-            sheet.memory_bandwidth.value * sheet.memory_efficiency.value * 1e6,
+            (speed := sheet.memory_bandwidth.value * sheet.memory_efficiency.value * 1e6),
+            (precision.bytes + QUANTISED_COPIES) / speed if products else 0.0,
             sheet.product_start.value,
             sheet.launch.value,
         )
@@ -159,10 +172,12 @@ class _Passes:
     def flash(self) -> bool:
         return Fused.ATTENTION in self.fused
 
-    def times(self, tokens: int, kept: float, weights: int = 0, products: int = 0, pairs: float = 0.0) -> PassTimes:
-        """Times of `products` matrix products with `weights` weights, of attention's operations a token, and of traffic
-        for the kept bytes a token. Backward adds its gradients to those of the micro-batches before."""
-        product = 2 * weights * tokens / self.speed.flops + products * self.speed.product_start_us / 1e3
+    def times(
+        self, tokens: int, kept: float, weights: int = 0, products: int = 0, flops: float = inf, pairs: float = 0.0
+    ) -> PassTimes:
+        """Times of `products` matrix products with `weights` weights, at `flops` a ms, of attention's operations a
+        token, and of traffic for the kept bytes a token. Backward adds its gradients to those before."""
+        product = 2 * weights * tokens / flops + products * self.speed.product_start_us / 1e3
         core = pairs * tokens / (self.speed.attention_flops if self.flash else self.speed.flops)
         traffic = 2 * kept * tokens / self.speed.bytes
         summed = 0.0 if self.kept_bytes else weights * GRADIENT_BYTES / self.speed.bytes
@@ -178,9 +193,13 @@ class _Passes:
         weights = kind.layer_parameters // tp
         if not self.sequence_parallel:  # every rank projects all tokens to latents
             weights += sum(weight.numbers for weight in matrices if weight.axis is None) * (tp - 1) // tp
-        times = self.times(tokens, kept, weights, len(matrices), core)  # a product's start is not split
-        shares = recompute_shares(kind, seq, self.precision, self.fused, self.speed.flops / self.speed.bytes)
-        return replace(times, shares={member: shares[member] for member in APART})  # the parts that are measured
+        speed = self.speed
+        times = self.times(tokens, kept, weights, len(matrices), speed.layer_flops, core)  # its start is not split
+        ends = (tokens * end.on(tp, self.sequence_parallel) for end in kind.block.product_ends)
+        read_ms, written_ms = (numbers * speed.quantise_ms for numbers in ends)
+        shares = recompute_shares(kind, seq, self.precision, self.fused, speed.layer_flops / speed.bytes)
+        forward, measured = times.forward_ms + read_ms, {member: shares[member] for member in APART}
+        return PassTimes(forward, times.backward_ms + written_ms, forward, measured)
 
     def _kept(self, kind: ModelShape, seq: int, tp: int) -> float:
         all_kept = sum(layer_numbers_per_token(kind, seq, 1, True, self.fused))
@@ -202,7 +221,8 @@ class _Passes:
             embedded = self.times(batch * seq, first.hidden_size * self.precision.bytes)
             measured[PassKey(EMBEDDING, batch, seq)] = embedded
             seq, width, words = last.seq_length or length, last.hidden_size, last.vocab_size
-            measured[PassKey(HEAD, batch, seq)] = self.times(batch * seq, 1.5 * words * FP32_BYTES, width * words, 1)
+            times = self.times(batch * seq, 1.5 * words * FP32_BYTES, width * words, 1, self.speed.flops)
+            measured[PassKey(HEAD, batch, seq)] = times
         return measured
 
 
@@ -215,20 +235,21 @@ def analytic_computation(
     kept_bytes: Callable[[int, int], float] | None = None,
     kernels: ExpertKernels = GROUPED,
     sequence_parallel: bool = True,
+    products: Products | None = None,
 ) -> ComputationProfile:
     """Compute times of the model on one such device, at these sequence lengths, or those that layer types have.
 
     `kept_bytes`: activations a token and rank of a layer of another program, by sequence length and tp degree.
     `kernels`: of experts. `sequence_parallel`: Megatron's, without which every rank of a tp group has whole tokens.
     """
-    kinds, speed = kinds_of(model), Speed.of(sheet, precision)
+    kinds, speed = kinds_of(model), Speed.of(sheet, precision, products)
     measured = _Passes(speed, precision, fused, kept_bytes, sequence_parallel).all(kinds, lengths)
 
     def per_sample(module: str) -> dict[Shape, float]:
         whole = {key: times for key, times in measured.items() if key.part == module and key.tp == 1}
         return {Shape(key.batch, key.seq): times.forward_ms / key.batch for key, times in whole.items()}
 
-    embedding = per_sample(EMBEDDING)
+    embedding, routed = per_sample(EMBEDDING), next((kind for kind in kinds if kind.experts), kinds[0])
     calls = FUSED_CALLS if Fused.NORMS in fused else LAYER_CALLS
     launch_ms, checkpoint_ms = (count * speed.call_us / 1000 for count in (calls, CHECKPOINT_CALLS))
     # AdamW reads gradient, master weight and moments and writes the last three and the weight.
@@ -240,7 +261,7 @@ def analytic_computation(
         {number: per_sample(layer_part(number)) for number in range(len(kinds))},
         {at: embedding[at] + ms for at, ms in per_sample(HEAD).items() if at in embedding},
         measured,
-        experts=analytic_experts(next((kind for kind in kinds if kind.experts), kinds[0]), sheet, precision, kernels),
+        experts=analytic_experts(routed, speed, precision, kernels),
         # Backward has twice the kernels, but no Python.
         launch=PassTimes(launch_ms, launch_ms, launch_ms + checkpoint_ms),
         optimizer_ms_per_million=1e6 * optimizer_bytes / speed.bytes,
@@ -249,12 +270,11 @@ def analytic_computation(
 
 
 def analytic_experts(
-    model: ModelShape, sheet: DataSheet, precision: Precision, kernels: ExpertKernels = GROUPED
+    model: ModelShape, speed: Speed, precision: Precision, kernels: ExpertKernels = GROUPED
 ) -> Mapping[int, ExpertTimes]:
-    """Times by degree of tensor parallelism inside experts, by a data sheet."""
+    """Times by degree of tensor parallelism inside experts, on a device of this speed."""
     if not model.experts:
         return {}
-    speed = Speed.of(sheet, precision)
     call_ms, start_ms = speed.call_us / 1e3, speed.product_start_us / 1e3
     weights, [experts] = model.routed.parameters // model.experts, model.routed.sublayers
     grouped = not kernels.expert
@@ -266,14 +286,16 @@ def analytic_experts(
         rank_weights = weights / degree
         copied = (COPIES - kernels.once) * model.hidden_size
         numbers = 2 * (experts.kept.tokens + experts.kept.split / degree + copied)
-        product_ms = 2 * rank_weights / speed.flops  # time of a row
+        product_ms = 2 * rank_weights / speed.layer_flops  # time of a row
         row_ms = product_ms + numbers * precision.bytes / speed.bytes
+        read, written = (ends.on(degree, False) for ends in model.routed.product_ends)
         start = CALLS_BEHIND_READ * call_ms + PRODUCTS * start_ms
         fixed_ms = alone_ms + (WASTED_ROWS * product_ms if grouped else 0.0)
-        least_ms = alone_ms + rank_weights * precision.bytes / speed.bytes
+        least_ms = alone_ms + rank_weights * (1 if speed.quantise_ms else precision.bytes) / speed.bytes
         summed_ms = rank_weights * GRADIENT_BYTES / speed.bytes
-        forward = ExpertPass(start, fixed_ms, row_ms, least_ms)
-        backward = 2 * PRODUCTS * start_ms, 2 * fixed_ms + summed_ms, 2 * row_ms, 2 * least_ms + summed_ms
+        forward = ExpertPass(start, fixed_ms, row_ms + read * speed.quantise_ms, least_ms)
+        back_ms = 2 * row_ms + written * speed.quantise_ms
+        backward = 2 * PRODUCTS * start_ms, 2 * fixed_ms + summed_ms, back_ms, 2 * least_ms + summed_ms
         return ExpertTimes(forward, ExpertPass(*backward), host)
 
     return {degree: at(degree) for degree in DEGREES if model.expert_size % degree == 0}
@@ -285,6 +307,7 @@ def analytic_memory(
     lengths: Sequence[int],
     fused: Fused = ON_GPUS,
     in_place: bool = True,
+    products: Products | None = None,
 ) -> MemoryProfile:
     """Memory of the model's parts at these sequence lengths, or those that layer types have. `in_place`: losses take
     the place of logits; else logits, probabilities and their gradient stand side by side in fp32."""
@@ -296,7 +319,7 @@ def analytic_memory(
     for sequence_parallel, length in product((True, False), lengths):
         for number, kind in enumerate(kinds):
             seq = kind.seq_length or length
-            layer_memory = _layer_memory(kind, precision, seq, sequence_parallel, fused)
+            layer_memory = _layer_memory(kind, precision, seq, sequence_parallel, fused, products)
             layers.setdefault(Variant(number, sequence_parallel), {})[seq] = layer_memory
             masks[seq] = 0.0 if Fused.ATTENTION in fused else seq * seq * precision.bytes / MIB
         ends: tuple[tuple[Role, ModelShape], ...] = (("only", last), ("first", first), ("last", last))
@@ -309,17 +332,19 @@ def analytic_memory(
 
 
 def _layer_memory(
-    kind: ModelShape, precision: Precision, seq: int, sequence_parallel: bool, fused: Fused
+    kind: ModelShape, precision: Precision, seq: int, sequence_parallel: bool, fused: Fused, products: Products | None
 ) -> LayerMemory:
     hidden, token_mib = kind.hidden_size, precision.bytes * seq / MIB
     kept = {tp: layer_numbers_per_token(kind, seq, tp, sequence_parallel, fused) for tp in DEGREES}
+    spared = kind.block.spared_bytes(precision.bytes) if products else Kept()
     # Backward's largest moments: inside the MLP, inside attention, and, with Megatron-SP, where products read gathered
     # tokens: these, their gradient, and a product's share of it.
     working = max(3 * kind.mlp_size + 2 * hidden, 2 * hidden + 5 * max(kind.q_width, kind.context_width))
     return LayerMemory(
         parameter_mib=kind.layer_parameters * FP32_BYTES / MIB,
         activation_mib={
-            tp: numbers * token_mib + scalars * FP32_BYTES * seq / MIB for tp, (numbers, scalars) in kept.items()
+            tp: numbers * token_mib + (scalars * FP32_BYTES - spared.on(tp, sequence_parallel)) * seq / MIB
+            for tp, (numbers, scalars) in kept.items()
         },
         checkpoint_mib=hidden * token_mib,
         working_mib={tp: max(working / tp, 3 * hidden * (sequence_parallel and tp > 1)) * token_mib for tp in DEGREES},
@@ -399,10 +424,8 @@ def recompute_shares(
 
 def _on_a_rank(kept: Kept, heads: int, seq: int, tp: int, sequence_parallel: bool, fused: Fused) -> tuple[float, float]:
     probabilities, sums = (0, heads) if Fused.ATTENTION in fused else (heads * seq, 0)
-    split = (kept.split + probabilities) / tp
-    if sequence_parallel and tp > 1:
-        return split + kept.tokens / tp, (kept.scalars + sums) / tp
-    return split + kept.tokens, kept.scalars + sums / tp
+    scalars = kept.scalars / (tp if sequence_parallel else 1) + sums / tp
+    return kept.on(tp, sequence_parallel) + probabilities / tp, scalars
 
 
 def _meta(sheet: DataSheet | None, **identity: Any) -> Meta:

@@ -17,7 +17,7 @@ from ..base.reading import LARGEST_OPTIONS, read_json
 from ..model import ModelShape
 from ..model.shape import flops_per_token
 from ..plan.precision import Precision
-from ..plan.strategy import Plan
+from ..plan.strategy import Assumptions, Plan
 
 LEAST, MOST = 1e-3, 1e9  # of a figure in its unit: far beyond any device, and no price of them is 0 or without end
 FOLDERS = (Path(__file__).parents[2] / "configs" / "nodes", Path(__file__).parents[1] / "nodes")
@@ -32,7 +32,7 @@ RATIO = {"ratio": 1.0, "%": 0.01}
 GIB = {"GiB": 1.0, "MiB": 1 / 1024, "GB": 1e9 / 2**30, "MB": 1e6 / 2**30}
 UNITS = {
     "memory": GIB,
-    **dict.fromkeys(("matmul_16bit", "matmul_fp32"), TFLOPS),
+    **dict.fromkeys(("matmul_8bit", "matmul_16bit", "matmul_fp32"), TFLOPS),
     **dict.fromkeys(("memory_bandwidth", "link", "network", "host_link"), GB_PER_S),
     **dict.fromkeys(("product_start", "launch"), MICROSECONDS),
     "half_ranks": {"ranks": 1.0},
@@ -41,7 +41,7 @@ UNITS = {
 # Least and most of a figure in the unit that is reckoned with; the most is ten times that of any device so far.
 LIMITS = {
     "memory": (1, 3_000),
-    **dict.fromkeys(("matmul_16bit", "matmul_fp32"), (0.1, 50_000)),
+    **dict.fromkeys(("matmul_8bit", "matmul_16bit", "matmul_fp32"), (0.1, 50_000)),
     **dict.fromkeys(("link", "network", "host_link"), (0.01, 20_000)),
     "memory_bandwidth": (1, 200_000),
     **dict.fromkeys(("overlap_coe", "receive_coe"), (1, 10)),
@@ -105,6 +105,7 @@ class DataSheet(BaseModel):
     memory: Figure  # GiB of a device
     matmul_16bit: Figure  # peak of bf16 and fp16 matrix products, TFLOP/s
     matmul_fp32: Figure  # peak of fp32 matrix products, TFLOP/s
+    matmul_8bit: Figure | None = None  # peak of FP8 matrix products that sum in fp32, TFLOP/s; None: the chip has none
     memory_bandwidth: Figure  # GB/s of a device's memory
     link: Figure  # GB/s a direction from one device to the others of its node
     network: Figure  # GB/s a direction from one node to the others
@@ -264,6 +265,7 @@ class Device(BaseModel):
     memory_gib: Positive | None = Field(None, description="memory that programs can use, GiB")
     peak_16bit_tflops: Positive | None = Field(None, description="peak of bf16 and fp16 matrix products, TFLOP/s")
     peak_fp32_tflops: Positive | None = Field(None, description="peak of fp32 matrix products, TFLOP/s")
+    peak_8bit_tflops: Positive | None = Field(None, description="peak of FP8 matrix products, TFLOP/s")
     gpus_per_node: Ranks | None = None
     host_link_gb_per_s: Positive | None = Field(None, description="GB/s a direction to the host's memory")
 
@@ -275,6 +277,7 @@ class Device(BaseModel):
             memory_gib=sheet.memory.value,
             peak_16bit_tflops=sheet.matmul_16bit.value,
             peak_fp32_tflops=sheet.matmul_fp32.value,
+            peak_8bit_tflops=sheet.matmul_8bit and sheet.matmul_8bit.value,
             gpus_per_node=sheet.gpus_per_node,
             host_link_gb_per_s=sheet.host_link.value,
         )
@@ -295,8 +298,10 @@ class Device(BaseModel):
         except ValidationError:  # written by someone else
             return cls()
 
-    def peak_tflops(self, precision: Precision) -> float | None:
-        return self.peak_fp32_tflops if precision is Precision.FP32 else self.peak_16bit_tflops
+    def peak_tflops(self, assumed: Assumptions) -> float | None:
+        if assumed.products:
+            return self.peak_8bit_tflops
+        return self.peak_fp32_tflops if assumed.mixed_precision is Precision.FP32 else self.peak_16bit_tflops
 
     def mfu(
         self,
@@ -308,6 +313,6 @@ class Device(BaseModel):
     ) -> float | None:
         """MFU, the same in every command: the share of the peak of a plan's devices that a model's own operations take,
         by `flops_per_token`. None where the peak is not known."""
-        peak = self.peak_tflops(plan.assumed.mixed_precision)
+        peak = self.peak_tflops(plan.assumed)
         flops = flops_per_token(shape, plan.assumed.seq_length or 0, frozen, document_tokens)
         return tokens_per_s * flops / (plan.world_size * peak * 1e12) if peak else None

@@ -157,7 +157,8 @@ def heading(fits: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Iter
     for row in devices.values():
         yield assumed(row[-1].question.assumptions)
         sheet = row[0].question.options.device
-        if sheet and (spread := load_data_sheet(sheet).published.get(kind)):
+        spread = load_data_sheet(sheet).published.get(kind) if sheet and not options.products else None
+        if spread:
             yield (
                 f"published runs of {kind} models on {row[0].device.name} reach {spread.low:.2g} to {spread.high:.2g} "
                 f"of these speeds (8 of 10 of {spread.runs}, any software)"

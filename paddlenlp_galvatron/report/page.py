@@ -207,7 +207,7 @@ def tiles(facts: PlanFacts) -> tuple[Tile, ...]:
     memory = f"{facts.memory_mib / facts.budget_mib:.0%} of {facts.budget_mib / GIB_MIB:.4g} GiB"
     words = f"{speed:,.0f} on all {plan.world_size}"
     shown = [Tile(f"tokens/s/{facts.device_word}", f"{speed / plan.world_size:,.0f}", words)]
-    if facts.mfu and (peak := facts.cost.profiles.device.peak_tflops(plan.assumed.mixed_precision)):
+    if facts.mfu and (peak := facts.cost.profiles.device.peak_tflops(plan.assumed)):
         shown.append(Tile("MFU", f"{facts.mfu:.1%}", f"of {peak:,.0f} TFLOP/s"))
     return (
         *shown,

@@ -10,7 +10,7 @@ from paddlenlp_galvatron.cost_model import derive
 from paddlenlp_galvatron.model import ModelShape
 from paddlenlp_galvatron.plan import Assumptions, Precision, load_model, uniform_plan
 from paddlenlp_galvatron.plan.comm_points import Collective
-from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_experts, analytic_hardware
+from paddlenlp_galvatron.profiles.analytic import Speed, analytic_computation, analytic_experts, analytic_hardware
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.profiles.network import Network, Place
@@ -30,7 +30,7 @@ LLAMA2_7B = load_model("llama2-7b")
 def test_grouped_products_by_rows_an_expert(hidden, inner, experts, rows, tflops):
     """Three products of one kernel each. Measured without half-filled tiles, of which each expert wastes 64 rows."""
     shape = replace(load_model("qwen3-30b-a3b"), hidden_size=hidden, expert_size=inner, experts=experts)
-    forward = analytic_experts(shape, H100, Precision.BF16)[1].forward
+    forward = analytic_experts(shape, Speed.of(H100, Precision.BF16), Precision.BF16)[1].forward
     product_ms = 6 * hidden * inner / (PEAK * H100.matmul_efficiency.value) * 1e3  # of a row
     full = forward._replace(call_ms=3 * 0.025, expert_ms=0.0, row_ms=product_ms)
     assert forward.expert_ms == pytest.approx(64 * product_ms)

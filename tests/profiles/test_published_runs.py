@@ -154,7 +154,8 @@ def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, capsys,
         read(",3755,", ",quick,")
     for old, new, need in (
         ("A100-80G", "MI300X", "a data sheet of MI300X"),
-        ("bf16", "fp8", "precision fp8"),
+        ("bf16", "nvfp4", "precision nvfp4"),
+        ("bf16", "mxfp8", "a plan that can run here: products: NVIDIA A100"),
         (",2,64,2,", ",,64,2,", "sizes of batch"),
         ("zero2", "stage2", "zero stage2"),
         ("llama-7b", "llama-7b SFT", "the model llama-7b SFT, which is no preset"),
@@ -165,14 +166,14 @@ def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, capsys,
     changed.write_text("a,b\n1,2\n")
     with pytest.raises(UserError, match="no table of measured runs"):
         read_table(changed)
-    read("bf16", "fp8")
+    read("bf16", "nvfp4")
     (other := tmp_path / "README.md").write_text("no table")
     monkeypatch.setattr("sys.argv", ["published_runs.py", str(changed), str(other)])
     assert BENCHMARK["main"]() == 0
     lines = capsys.readouterr().out.splitlines()
     last = json.loads(lines[-1])
     assert len(last["rows"]) == 2 and len(last["skipped"]) == 2 and last["skipped"][1]["name"] == "README.md"
-    assert "2 rows; 2 skipped:" in lines and "  llama-7b (PaddleNLP pretrain.rst): needs precision fp8" in lines
+    assert "2 rows; 2 skipped:" in lines and "  llama-7b (PaddleNLP pretrain.rst): needs precision nvfp4" in lines
 
 
 def test_adapters_alone_take_less_time_and_memory(tmp_path):

@@ -115,7 +115,8 @@ class _Cells(dict[str, str]):
 
 
 def _run_of(row: _Cells) -> MeasuredRun:
-    if row["precision"] not in ("bf16", "fp16"):
+    is_fp8 = row["precision"].startswith(("fp8", "mxfp8"))  # with scales of tensors or of blocks, as the recipe names
+    if not is_fp8 and row["precision"] not in ("bf16", "fp16"):
         raise _Unpriced(f"precision {row['precision'] or '(not published)'}")
     if not (row["mbs"] and row["gbs"] and row["seq"]):
         raise _Unpriced("sizes of batch, micro-batch and sample, which its source does not publish")
@@ -125,13 +126,14 @@ def _run_of(row: _Cells) -> MeasuredRun:
     zero = ZERO[row.word("zero")]
     assumed = Assumptions(
         megatron_sp,
-        Precision(row["precision"]),
+        Precision.BF16 if is_fp8 else Precision(row["precision"]),
         zero < 3,
         int(row["seq"]),
         fp32_gradients=row.word("grad32") == "1",
         flash_attention=flash,
         fused_rope=fused,
         fused_rms_norm=fused,
+        products="fp8" if is_fp8 else None,
     )
     shape = _shape(row)
     plan = _plan(row, shape, assumed, zero)
@@ -221,14 +223,17 @@ def _step_s(row: Row, shape: ModelShape, plan: Plan) -> float:
 
 
 def _shape(row: _Cells) -> ModelShape:
-    """A preset, also with fewer layers: mixtral-8x7b (16 layers); or the shape listed. A plain MLP counts as a gated
-    one of 2/3 of its width: with as many weights and operations."""
-    if not row["layers"]:
-        name, _, layers = row["model"].lower().partition(" (")
+    """A preset, also with fewer layers: mixtral-8x7b (16 layers); or the shape listed, which has no experts. A plain
+    MLP counts as a gated one of 2/3 of its width: with as many weights and operations."""
+    name, _, layers = row["model"].lower().partition(" (")
+    preset = load_model(name) if name in preset_names() else None
+    if not row["layers"] or (preset and preset.experts):
         count = re.fullmatch(r"(\d+) layers\)", layers)
-        if name not in preset_names() or bool(layers) != bool(count):
+        if preset is None or bool(layers) != bool(count):
             raise _Unpriced(f"the model {row['model']}, which is no preset")
-        return load_model(name).having(int(count[1]), 0) if count else load_model(name)
+        return preset.having(int(count[1]), 0) if count else preset
+    if (row.number("ep") or 1) > 1:
+        raise _Unpriced(f"a preset for {row['model']}, as the columns of a shape state no experts")
     hidden, heads, tp = int(row["hidden"]), int(row["heads"]), row.number("tp") or 1
     width = row.number("ffn") or 4 * hidden
     inner = round(2 * width / 3 / tp) * tp if row.word("gpt") == "1" or not row["ffn"] else width

@@ -14,7 +14,7 @@ from ...cost_model import CostModel, CostOptions, Task, load
 from ...launch.processes import Launch, LaunchError, World
 from ...measure.journal import Journal
 from ...measure.launcher import PROGRESS, meta_of_rank
-from ...plan import Assumptions, ModelShape, Plan, load_model, plan_to_dict, read_plan, require_valid
+from ...plan import Assumptions, ModelShape, Plan, load_model, plan_to_dict, read_plan, require_trainable, require_valid
 from .accuracy import Accuracy, PlanOutcome, outcome_of
 from .plans import sample_plans
 from .work import FILE, JOURNAL, MeasuredPlan, ValidateOptions, Visit, Work, key_of, visit_of
@@ -55,6 +55,7 @@ class Validation:
     def _read(self, path: Path) -> Plan:
         plan = read_plan(path, self.options.world_size)
         plan = replace(plan, assumed=plan.assumed.completed(self.cost.assumed), metadata={})
+        require_trainable(plan)
         require_valid(plan, self.shape)
         self.cost.predict(plan)
         return plan
