@@ -186,7 +186,7 @@ def _counts(
 def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Setting) -> Calls:
     """Collectives of embedding and of LM head (with last norm and loss), as far as a stage of this role has them. For
     MTP the last stage looks tokens up, too, and has two losses."""
-    if setting.assumed.products:  # those of layers alone
+    if setting.assumed.products:  # products of layers alone
         setting = replace(setting, assumed=replace(setting.assumed, products=None))
     uses = (role != "last") + (role != "first") * model.mtp_layers  # uses of the embedding
     embedding = _embedding_calls(model, vocab, setting, uses) if uses else Calls()

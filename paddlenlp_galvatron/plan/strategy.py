@@ -144,7 +144,7 @@ class Assumptions:
     fused_cross_entropy: bool | None = None  # loss over a split vocabulary
     # None: off.
     offload_optimizer: bool | None = None  # its states are in the host's memory, and updated part by part
-    products: Products | None = None  # those of layers; planned only
+    products: Products | None = None  # type of layers' products; planned only
 
     @property
     def number_types(self) -> NumberTypes:
