@@ -14,6 +14,7 @@ from paddlenlp_galvatron.cost_model.costs import Profiles
 from paddlenlp_galvatron.cost_model.layers import adapter_share, product_share
 from paddlenlp_galvatron.options.prices import JobOptions
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, load_model
+from paddlenlp_galvatron.plan.precision import NumberTypes
 from paddlenlp_galvatron.planner.fit import Fit, FitOptions, fit
 from paddlenlp_galvatron.planner.options import SearchOptions, TaskOptions
 from paddlenlp_galvatron.planner.result import Job
@@ -132,10 +133,10 @@ def test_attention_of_packed_rows_ends_with_documents():
 
 
 def test_products_with_adapters_are_bound_by_memory_in_16_bits():
-    share = partial(adapter_share, SHAPE.block)
-    assert share(1, 8, Precision.BF16) == share(1, 64, Precision.BF16) > 8 * share(1, 8, Precision.FP32)
-    assert share(1, 2048, Precision.BF16) > share(1, 8, Precision.BF16)
-    assert share(2, 8, Precision.FP32) > share(1, 8, Precision.FP32)  # one factor of each is whole on both ranks
+    share, bf16, fp32 = partial(adapter_share, SHAPE.block), NumberTypes.of(Precision.BF16), NumberTypes.of()
+    assert share(1, 8, bf16) == share(1, 64, bf16) > 8 * share(1, 8, fp32)
+    assert share(1, 2048, bf16) > share(1, 8, bf16)
+    assert share(2, 8, fp32) > share(1, 8, fp32)  # one factor of each is whole on both ranks
 
 
 @pytest.mark.parametrize(
