@@ -61,10 +61,7 @@ class _Reading:
         if self.mtp and read.separate_mtp_headloss:
             self.faults.append("separate_mtp_headloss: a plan has MTP's head and loss in the last stage; give false")
         if self.mtp and read.recompute_granularity == "full" and read.recompute_method in ("first_n", "block"):
-            self.faults.append(
-                f"recompute_method: copies of PaddleFleet differ in MTP layers under {read.recompute_method}; give "
-                "uniform, or selective with lists of layers"
-            )
+            self.faults.append("recompute_method: copies of PaddleFleet differ in counts with MTP; give uniform")
         self.model = model = model.having(model.main_layers, min(self.mtp, model.most_mtp_layers))
         self.layers = read.num_hidden_layers or model.main_layers
         degrees = (read.tensor_model_parallel_size, read.pipeline_model_parallel_size, read.context_parallel_size)
@@ -281,15 +278,9 @@ class _Reading:
         if self.model.most_mtp_layers and self.read.num_nextn_predict_layers is None:
             yield f"{rules.MTP}: is missing, read as {self.mtp}; the config.json that PaddleFleet reads may differ"
         if self.mtp:
-            yield (
-                f"mtp_loss_scaling_factor: {self.read.mtp_loss_scaling_factor:g} is no part of a plan; train with this "
-                "mtp_loss_scaling_factor, too"
-            )
+            yield f"mtp_loss_scaling_factor: {self.read.mtp_loss_scaling_factor:g} is no part of a plan; train with it"
         if self.mtp and self.pp > 1 and not self.read.enable_mtp_magic_send:
-            yield (
-                "enable_mtp_magic_send: is off, so that all stages pass MTP's embeddings on; in the plan the last one "
-                "looks tokens up itself"
-            )
+            yield "enable_mtp_magic_send: is off; in the plan the last stage looks tokens up itself, as if it were on"
         if self.read.sharding == "stage1" and self._micro_batches == 1 and self.sharding > 1:
             yield "sharding: stage1 keeps whole gradients until the step; of one micro-batch the plan shards them"
         if self.read.device != "gpu":
