@@ -412,10 +412,7 @@ def _arguments(
             arguments = express(plan, shape)
         except UserError as error:
             costs = _costs_of_gaps(program, args)
-            fields = (fault.partition(":")[0] for fault in error.faults)
-            raise UserError(
-                fault + costs.get(field, "") for fault, field in zip(error.faults, fields, strict=True)
-            ) from None
+            raise UserError(fault + costs.get(fault.split(":")[0], "") for fault in error.faults) from None
     for note in [*([plan.note] if plan.note else []), *notes_of(plan)]:
         say_note(note)
     return arguments

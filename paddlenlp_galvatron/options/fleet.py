@@ -12,19 +12,7 @@ from typing import Any, NamedTuple
 from ..base import UserError, count
 from ..model import ModelShape, Recompute
 from ..plan import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy, find_faults
-from ..plan.fleet_layers import (
-    FULL,
-    HEAD,
-    MODULES,
-    MTP,
-    OF_THE_MODEL,
-    OFFLOAD,
-    REFINED,
-    TAIL,
-    division,
-    offloaded,
-    selected,
-)
+from ..plan import fleet_layers as rules
 from ..plan.strategy import sharded_over_all
 from .fleet_fields import fields_of, unread_notes
 
@@ -34,7 +22,7 @@ UNSTATED = (
     *("dsv4_hybrid_attn_qkv", "dsv4_hybrid_attn_post_core", "rms_norm_gated", "mhc_forward", "mhc_block"),
 )
 FREED = {"norm": "row statistics", "core_attn": "the sums of attention's exponentials"}  # kept by fused kernels
-PARTS = {name: recompute for recompute, name in MODULES.items()} | {FULL: Recompute.FULL}
+PARTS = {name: recompute for recompute, name in rules.MODULES.items()} | {rules.FULL: Recompute.FULL}
 DP_TYPES = {
     "": DataParallel.DDP,
     "stage1": DataParallel.ZERO2,  # whole gradients until the step: async_grad_reduce
@@ -68,15 +56,12 @@ class _Reading:
         self.mtp = by_default if read.num_nextn_predict_layers is None else read.num_nextn_predict_layers
         if self.mtp > model.most_mtp_layers:
             self.faults.append(
-                f"{MTP}: is {self.mtp}, but {model.most_mtp_layers} of {model.name} are planned at most; give fewer"
+                f"{rules.MTP}: is {self.mtp}, but {model.most_mtp_layers} of {model.name} are planned; give fewer"
             )
         if self.mtp and read.separate_mtp_headloss:
             self.faults.append("separate_mtp_headloss: a plan has MTP's head and loss in the last stage; give false")
         if self.mtp and read.recompute_granularity == "full" and read.recompute_method in ("first_n", "block"):
-            self.faults.append(
-                f"recompute_method: copies of PaddleFleet differ in MTP layers under {read.recompute_method}; give "
-                "uniform, or selective with lists of layers"
-            )
+            self.faults.append("recompute_method: copies of PaddleFleet differ in counts with MTP; give uniform")
         self.model = model = model.having(model.main_layers, min(self.mtp, model.most_mtp_layers))
         self.layers = read.num_hidden_layers or model.main_layers
         degrees = (read.tensor_model_parallel_size, read.pipeline_model_parallel_size, read.context_parallel_size)
@@ -172,7 +157,7 @@ class _Reading:
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
-        changed = {"num_hidden_layers": self.layers, MTP: self.mtp, "recompute_modules": self._modules}
+        changed = {"num_hidden_layers": self.layers, rules.MTP: self.mtp, "recompute_modules": self._modules}
         return self.read.model_dump() | changed
 
     def _stages(self) -> list[int]:
@@ -182,12 +167,12 @@ class _Reading:
                 "name a config.json that has as many"
             )
         try:
-            stages = [chunk.count("t") + chunk.count("m") for chunk in division(self._settings)]
+            stages = [chunk.count("t") + chunk.count("m") for chunk in rules.division(self._settings)]
         except UserError as error:
             self.faults += error.faults
             return []
         if 0 in stages:
-            empty = TAIL if stages[0] else HEAD
+            empty = rules.TAIL if stages[0] else rules.HEAD
             self.faults.append(
                 f"{empty}: leaves a part of the pipeline without a layer, which no plan states; lower it"
             )
@@ -210,7 +195,7 @@ class _Reading:
         """The recompute of each layer."""
         recomputes = [Recompute.NONE] * (self.layers + self.mtp)
         try:
-            chosen = selected(self._settings)
+            chosen = rules.selected(self._settings)
         except UserError as error:
             self.faults += error.faults
             return recomputes
@@ -232,14 +217,14 @@ class _Reading:
         """Layers whose input is in the host's memory."""
         rule = self.read.decoderlayer_act_offload_settings
         try:
-            layers = set(offloaded(self._settings, rule)) if rule else set()
+            layers = set(rules.offloaded(self._settings, rule)) if rule else set()
         except UserError as error:
             self.faults += error.faults
             return set()
         away = {at for at in layers if recomputes[at] is Recompute.FULL}
         if rule and layers != away:
             self.notes.append(
-                f"{OFFLOAD}: has no effect in layers that do not recompute all, {len(layers - away)} here"
+                f"{rules.OFFLOAD}: has no effect in layers that do not recompute all, {len(layers - away)} here"
             )
         return away
 
@@ -247,7 +232,7 @@ class _Reading:
         """Notes on settings whose effect differs from their name."""
         read, modules = self.read, self.read.recompute_modules or {}
         values = [*modules.values()] if isinstance(modules, dict) else [read.recompute_num_layers] * bool(modules)
-        lists = [name for name in modules if name not in (*OF_THE_MODEL, *REFINED)]
+        lists = [name for name in modules if name not in (*rules.OF_THE_MODEL, *rules.REFINED)]
         counted = type(read.recompute_num_layers) is int or any(type(value) is int for value in values)
         if lists and read.recompute_granularity != "selective":
             yield f"recompute_modules: {', '.join(lists)} has no effect, as recompute_granularity is not selective"
@@ -258,7 +243,7 @@ class _Reading:
         if read.recompute_method == "first_n" and self.chunks > 1 and counted:
             yield "recompute_method: first_n loses layers of stages with chunks; list layers, or use block"
         if read.recompute_method in ("first_n", "block") and read.num_empty_layers_add_in_head and counted:
-            yield f"{HEAD}: a count of layers that recompute includes the empty ones in front"
+            yield f"{rules.HEAD}: a count of layers that recompute includes the empty ones in front"
 
     def _judge(self, module: str, ids: frozenset[int]) -> None:
         """A module that is no part of a plan's layers."""
@@ -269,12 +254,14 @@ class _Reading:
             self.notes.append(f"{field}: is recomputed; neither the plan nor its prices have it")
         elif module in FREED and self.read.attn_implementation != "eager":
             self.notes.append(f"{field}: frees {FREED[module]} alone where kernels are fused; the plan keeps all")
-        elif ids and module in (*UNSTATED, *FREED, *REFINED):
+        elif ids and module in (*UNSTATED, *FREED, *rules.REFINED):
             self.faults.append(
-                f"{field}: no plan states it; leave it out, or recompute {' or '.join(MODULES.values())}"
+                f"{field}: no plan states it; leave it out, or recompute {' or '.join(rules.MODULES.values())}"
             )
         elif ids:
-            near = difflib.get_close_matches(module, [*PARTS, *FREED, *UNSTATED, *REFINED, *OF_THE_MODEL], n=1)
+            near = difflib.get_close_matches(
+                module, [*PARTS, *FREED, *UNSTATED, *rules.REFINED, *rules.OF_THE_MODEL], n=1
+            )
             hint = f"; did you mean {near[0]}?" if near else ""
             self.notes.append(f"{field}: PaddleFleet has no such module, recomputes nothing and says nothing{hint}")
 
@@ -289,17 +276,11 @@ class _Reading:
                 "pipeline; the plan has them in one stage, as pp_first"
             )
         if self.model.most_mtp_layers and self.read.num_nextn_predict_layers is None:
-            yield f"{MTP}: is missing, and read as {self.mtp}; the config.json that PaddleFleet reads may have another"
+            yield f"{rules.MTP}: is missing, read as {self.mtp}; the config.json that PaddleFleet reads may differ"
         if self.mtp:
-            yield (
-                f"mtp_loss_scaling_factor: {self.read.mtp_loss_scaling_factor:g} is no part of a plan; train with this "
-                "mtp_loss_scaling_factor, too"
-            )
+            yield f"mtp_loss_scaling_factor: {self.read.mtp_loss_scaling_factor:g} is no part of a plan; train with it"
         if self.mtp and self.pp > 1 and not self.read.enable_mtp_magic_send:
-            yield (
-                "enable_mtp_magic_send: is off, so that all stages pass MTP's embeddings on; in the plan the last one "
-                "looks tokens up itself"
-            )
+            yield "enable_mtp_magic_send: is off; in the plan the last stage looks tokens up itself, as if it were on"
         if self.read.sharding == "stage1" and self._micro_batches == 1 and self.sharding > 1:
             yield "sharding: stage1 keeps whole gradients until the step; of one micro-batch the plan shards them"
         if self.read.device != "gpu":

@@ -97,8 +97,8 @@ def selected(settings: Mapping[str, Any]) -> dict[str, Ids]:
         raise UserError(f"recompute_modules: must be a list of names, or layers by name; it is {modules!r}")
     shared = not isinstance(modules, Mapping)
     selectors = dict(modules) if not shared else dict.fromkeys(modules, settings.get("recompute_num_layers"))
-    if BLOCKS in selectors:
-        _require_blocks(settings, granularity)
+    if BLOCKS in selectors and not (settings.get("enable_hyper_connections") and granularity == "selective"):
+        raise UserError(f"recompute_modules.{BLOCKS}: needs enable_hyper_connections, and granularity selective")
     result: dict[str, Ids] = {}
     for module, selector in selectors.items():
         field = f"recompute_modules.{module}"
@@ -151,17 +151,10 @@ def _full(slots: Slots, method: str | None, count: object) -> Ids:
     return slots.ids if method == "uniform" or count < 0 else slots.first(count, method, field)
 
 
-def _require_blocks(settings: Mapping[str, Any], granularity: object) -> None:
-    if not settings.get("enable_hyper_connections") or granularity != "selective":
-        raise UserError(
-            f"recompute_modules.{BLOCKS}: has no blocks; set enable_hyper_connections and granularity selective"
-        )
-
-
 def _blocks(selector: object, slots: Slots, field: str) -> Ids:
     """Ids of blocks of consecutive layers, none of which spans two chunks."""
-    blocks: list[Any] = selector if isinstance(selector, list) else []
-    for block in blocks or [selector]:
+    blocks: list[Any] = selector if isinstance(selector, list) and selector else [selector]
+    for block in blocks:
         good = isinstance(block, list) and block and all(type(each) is int for each in block)
         if not good or block != list(range(block[0], block[0] + len(block))) or not slots.ids >= set(block):
             raise UserError(f"{field}: {block!r} is no list of consecutive layers; give a list for each block")

@@ -3,7 +3,7 @@ program has it, by the same prices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, product
 
@@ -15,20 +15,16 @@ from ..plan.fleet_layers import MODULES
 from ..plan.uniform import even_stages
 from .even import EvenPlans
 from .question import Question
+from .space import suited
 
 MOST_DIVISIONS = 64  # limit of those priced: the first have the shortest longest stage
 PLAIN = LayerStrategy(), LayerStrategy(dp_type=DataParallel.ZERO2)
-# Field of the plan's file -> attributes of all layers and of the vocabulary.
+# Field of the plan's file -> attributes of all layers, and of the vocabulary where it has them.
 ATTRIBUTES = {
     **dict.fromkeys(("tp_sizes_enc", "vtp", "use_sp", "vsp"), ("degree", "ulysses")),
     **dict.fromkeys(("dp_types_enc", "embed_sdp", "sharding_sizes_enc", "vsharding"), ("dp_type", "sharding")),
-    "cp_sizes_enc": ("context",),
-    "tp_consecutive_flags": ("consecutive",),
-    "offload_enc": ("offload",),
-}
-OF_EXPERTS = {
-    "ep_sizes_enc": ("ep",),
-    "tp_of_ep_sizes_enc": ("etp",),
+    **{"cp_sizes_enc": ("context",), "tp_consecutive_flags": ("consecutive",), "offload_enc": ("offload",)},
+    **{"ep_sizes_enc": ("ep",), "tp_of_ep_sizes_enc": ("etp",)},
     "dp_types_of_ep_enc": ("experts_dp_type", "experts_sharding"),
 }
 
@@ -58,24 +54,21 @@ def costs_of_gaps(plan: Plan, question: Question, program: str) -> dict[str, str
 def _changed(plan: Plan, field: str, question: Question, program: str) -> Iterator[Plan]:
     """The plan with other values of one field."""
     model = question.model.shapes[0]
-    if names := (ATTRIBUTES | OF_EXPERTS).get(field):
+    if names := ATTRIBUTES.get(field):
         parts = (*plan.layers, plan.vocab, *PLAIN)
         values = (dict.fromkeys(getattr(each, name) for each in parts if hasattr(each, name)) for name in names)
         for chosen in product(*values):
             changes = dict(zip(names, chosen, strict=True))
             of_vocab = {name: value for name, value in changes.items() if hasattr(plan.vocab, name)}
-            layers = (
-                layer if field in OF_EXPERTS and not model.of(at).experts else replace(layer, **changes)
-                for at, layer in enumerate(plan.layers)
-            )
-            yield replace(plan, layers=tuple(layers), vocab=replace(plan.vocab, **of_vocab))
+            layers = tuple(suited(replace(layer, **changes), model.of(at)) for at, layer in enumerate(plan.layers))
+            yield replace(plan, layers=layers, vocab=replace(plan.vocab, **of_vocab))
     elif field in ("recompute_enc", "checkpoint"):
-        every = [layer.recompute for layer in plan.layers]
-        for other in (Recompute.NONE, *MODULES):
-            yield _recomputing(plan, (kind if kind in MODULES else other for kind in every))
-        for count in range(max(plan.stages) + 1):
-            firsts = (at < count for length in plan.stages for at in range(length))
-            yield _recomputing(plan, (Recompute.FULL if first else Recompute.NONE for first in firsts))
+        every, firsts = [each.recompute for each in plan.layers], [at for length in plan.stages for at in range(length)]
+        kinds = [[kind if kind in MODULES else other for kind in every] for other in (Recompute.NONE, *MODULES)]
+        kinds += [[Recompute(at < count) for at in firsts] for count in range(max(plan.stages) + 1)]
+        for of_layers in kinds:
+            recomputing = zip(plan.layers, of_layers, strict=True)
+            yield replace(plan, layers=tuple(replace(layer, recompute=kind) for layer, kind in recomputing))
     elif field == "pp_division":
         even = EvenPlans(program, model, question.cost, question.budget_mib, plan)
         for stages in islice(even.divisions(len(plan.stages)), MOST_DIVISIONS):
@@ -86,8 +79,3 @@ def _changed(plan: Plan, field: str, question: Question, program: str) -> Iterat
         yield replace(plan, schedule=Schedule.ONE_F_ONE_B)
     elif field == "loss_pieces":
         yield replace(plan, vocab=replace(plan.vocab, pieces=1))
-
-
-def _recomputing(plan: Plan, kinds: Iterable[Recompute]) -> Plan:
-    layers = (replace(layer, recompute=kind) for layer, kind in zip(plan.layers, kinds, strict=True))
-    return replace(plan, layers=tuple(layers))

@@ -92,12 +92,9 @@ def _relisted(plan: Plan, question: Question) -> Plan:
     where none do, and where activations are in the host's memory."""
     cost, family, layer = question.cost, PlanFamily.of(plan), max(plan.layers, key=lambda layer: layer.ep)
     even = EvenPlans("paddlefleet", question.model.shapes[0], cost, question.settled.budget_mib, plan)
+    every = Recompute.NONE, Recompute.FULL, *MODULES
     of_types = [
-        [
-            replace(suited(layer, kind), recompute=each)
-            for each in (Recompute.NONE, Recompute.FULL, *MODULES)
-            if kind.experts or each is not Recompute.GATE_UP
-        ]
+        [replace(suited(layer, kind), recompute=each) for each in (every if kind.experts else every[:3])]  # no GATE_UP
         for kind in cost.models
     ]
     least_ms, best = inf, plan
