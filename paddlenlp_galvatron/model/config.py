@@ -91,9 +91,8 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
         raise fields.error("attention_dropout", "a number from 0 to below 1")
     theta, scaling = _rope(fields)
-    of_family: dict[str, Any] = {name: fields.flag(field) for name, field in family.switches.items()} | _experts(
-        fields, layers
-    )
+    of_family: dict[str, Any] = {name: fields.flag(field) for name, field in family.switches.items()}
+    of_family |= _experts(fields, layers)
     if family.local:
         of_family |= _local_layers(fields, layers, family.local)
     shape = ModelShape(

@@ -61,9 +61,7 @@ class ModelShape:
     routed_scaling_factor: float = 1.0  # factor of the scores of a token's experts
     window: int = 0  # tokens that attention sees at most, the token itself among them; 0: all
     linear: DeltaNet | None = None  # linear attention's sizes
-    full_layers: tuple[
-        int, ...
-    ] = ()  # rising numbers of the layers that have attention to all tokens in place of these
+    full_layers: tuple[int, ...] = ()  # rising numbers of the layers with attention to all tokens in place of these
     mtp_layers: int = 0  # of the layers the last ones, which predict a further token: 0 or 1
 
     @property
@@ -89,9 +87,8 @@ class ModelShape:
     def having(self, main_layers: int, mtp_layers: int) -> ModelShape:
         """The model with fewer of its first layers, or with more of those that are not dense; and with MTP, or
         without."""
-        dense, full = (
-            tuple(layer for layer in kind if layer < main_layers) for kind in (self.dense_layers, self.full_layers)
-        )
+        kinds = self.dense_layers, self.full_layers
+        dense, full = (tuple(layer for layer in kind if layer < main_layers) for kind in kinds)
         layers = main_layers + mtp_layers
         return replace(self, layers=layers, mtp_layers=mtp_layers, dense_layers=dense, full_layers=full)
 
@@ -314,9 +311,7 @@ def _head(shape: ModelShape) -> LayerKind:
 
 @lru_cache(maxsize=256)
 def _block(shape: ModelShape) -> LayerKind:
-    assert not shape.dense_layers + shape.full_layers and shape.mtp_layers in (0, shape.layers), (
-        "of one layer: shape.of(index).block"
-    )
+    assert not shape.dense_layers + shape.full_layers and shape.mtp_layers in (0, shape.layers), "shape.of(index).block"
     if not shape.experts:
         mlp: tuple[Sublayer, ...] = (_mlp("mlp", shape.hidden_size, shape.intermediate_size, shape.mlp_bias),)
     else:

@@ -166,10 +166,8 @@ class Strategies:
         """The strategies of a unit's layers, for each run."""
         if not self.units:
             return [[(layer,) for layer in choices] for choices in self.layers]
-        return [
-            [tuple(suited(layer, kind) for kind in unit) for layer in choices]
-            for unit, choices in zip(self.units, self.layers, strict=True)
-        ]
+        of_units = zip(self.units, self.layers, strict=True)
+        return [[tuple(suited(layer, kind) for kind in unit) for layer in choices] for unit, choices in of_units]
 
     def have(self, plan: Plan, layer_types: tuple[int, ...]) -> bool:
         """Whether a plan is among those of these strategies."""

@@ -43,16 +43,10 @@ def train_one_process(
     weights = dict(model.named_parameters())
     predict = _Mtp(model, shape) if shape.mtp_layers else None
     if adapters:
-        targets = sorted({name.split(".")[-2] for kind in shape.kinds for name in kind.layer.projections})
-        config = LoRAConfig(
-            target_modules=[f".*{target}.*" for target in targets],
-            r=adapters.rank,
-            lora_alpha=adapters.alpha,
-            rslora=adapters.rslora,
-            dtype="float32",
-        )
+        names = sorted({name.split(".")[-2] for kind in shape.kinds for name in kind.layer.projections})
+        how = {"r": adapters.rank, "lora_alpha": adapters.alpha, "rslora": adapters.rslora, "dtype": "float32"}
         plain = dict(model.named_sublayers())
-        model = LoRAModel(model, config).model
+        model = LoRAModel(model, LoRAConfig(target_modules=[f".*{name}.*" for name in names], **how)).model
         for name, layer in model.named_sublayers():
             if name in plain and plain[name] is not layer:
                 take_over_hooks(layer, plain[name])
