@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import tempfile
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.plan import load_model
-from paddlenlp_galvatron.training.checkpoint.adapters import StoredFactor, peft_tensor, stored_factors, targets
+from paddlenlp_galvatron.training.checkpoint.adapters import peft_tensor, stored_factors, targets
 from paddlenlp_galvatron.training.checkpoint.companions import config_like, without_absent_code
 from paddlenlp_galvatron.training.checkpoint.saving import WEIGHTS_ALONE, save_model
 from paddlenlp_galvatron.training.prepare import prepare
@@ -320,9 +321,10 @@ def fused(folder: Path, target: Path, model: Path, halves: bool) -> Path:
     gate and up, which is gate's."""
     target.mkdir()
     stored, tensors = load_file(folder / "adapter_model.safetensors"), {}
-    of_names: dict[str, list[StoredFactor]] = {}
+    of_names, peft = defaultdict(list), {}
     for factor in stored_factors(load_model(model), 2):
-        of_names.setdefault(factor.fused, []).append(factor)
+        of_names[factor.fused].append(factor)
+        peft[factor.name] = factor.peft
     for name, factors in of_names.items():
         first, *others = [
             np.stack([stored[each.peft] for each in factors if each.product == n])
@@ -342,7 +344,7 @@ def fused(folder: Path, target: Path, model: Path, halves: bool) -> Path:
             flat = joined if factors[0].is_first else joined.transpose(1, 2, 0)
             size = (-1, joined.shape[2]) if factors[0].is_first else (joined.shape[1], -1)
             tensors[name] = np.ascontiguousarray(flat.reshape(size))
-        written = peft_tensor(name, factors, lambda each: stored[each.peft].T)
+        written = peft_tensor(name, factors, lambda key, *_: stored[peft[key]].T)
         assert not halves or (written.shape == tensors[name].shape and np.array_equal(written.read(), tensors[name]))
     save_file(tensors, target / "adapter_model.safetensors")
     config = json.loads((folder / "adapter_config.json").read_text())

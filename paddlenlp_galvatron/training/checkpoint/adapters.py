@@ -31,7 +31,7 @@ from ...base.text import shortened
 from ...base.writing import whole_folder, write_text
 from ...model.lora import FACTORS, Adapters, factors_of
 from ...plan import ModelShape, Precision
-from ...runtime.weights import WHOLE, Array, Slice
+from ...runtime.weights import WHOLE, Array, Slice, WeightSource
 from .companions import companions, config_like, copy_companions
 from .convert import Advance, write_model
 from .huggingface import HuggingFaceWeights
@@ -160,13 +160,13 @@ class FusedExperts:
         return matrix
 
 
-def peft_tensor(name: str, factors: list[StoredFactor], read: Callable[[StoredFactor], Array]) -> Tensor:
+def peft_tensor(name: str, factors: list[StoredFactor], read: WeightSource) -> Tensor:
     """PEFT's tensor of the factors of all experts of a layer, gate's ranks before up's; or of a single factor."""
     products, (rows, columns), count = sorted({each.product for each in factors}), factors[0].shape, len(factors)
     is_first, last = factors[0].is_first, len(products) - 1
 
     def joined() -> Array:
-        stacks = [np.stack([read(each).T for each in factors if each.product == product]) for product in products]
+        stacks = [np.stack([read(each.name, each.shape).T for each in factors if each.product == n]) for n in products]
         if is_first:
             return np.concatenate(stacks, 1).reshape(-1, rows)
         blocks = [np.pad(each, ((0, 0), (0, 0), (n * rows, (last - n) * rows))) for n, each in enumerate(stacks)]
@@ -180,7 +180,7 @@ def targets(every: list[StoredFactor], adapters: Adapters) -> dict[str, Any]:
     takes projections of their names elsewhere for theirs, and scales rsLoRA's by the rank of gate and up together;
     there all experts of a layer are written in one."""
     of_experts = {factor.projection for factor in every if factor.expert is not None}
-    others = [factor for factor in every if factor.expert is None and factor.projection in of_experts]
+    others = [each for each in every if each.expert is None and each.projection in of_experts]
     modules = dict.fromkeys(factor.projection for factor in every)
     if not others and not (of_experts and adapters.rslora):
         return {"target_modules": list(modules)}
@@ -337,23 +337,20 @@ def write_adapters(checkpoint: Checkpoint, target: Path, like: Path | None = Non
     for factor in every:
         groups[factor.fused if "target_parameters" in targeted else factor.peft].append(factor)
 
-    def read(factor: StoredFactor) -> Array:
-        return weights(factor.name, factor.shape)
-
     about = checkpoint.folder / BASE_CONFIG
     base = read_json(about).get("_name_or_path") if about.is_file() else None
     if not base:
         sys.stderr.write("note: base_model_name_or_path is null, as their base has no name: name it as you load them\n")
     with whole_folder(target) as folder:
         copy_companions(companions(like or checkpoint.folder), folder)
-        peft = [peft_tensor(name, factors, read) for name, factors in groups.items()]
+        peft = [peft_tensor(name, factors, weights) for name, factors in groups.items()]
         write_tensors(folder / PEFT_WEIGHTS, peft, Precision.FP32)
         common: dict[str, Any] = {"r": adapters.rank, "lora_alpha": adapters.alpha, "lora_dropout": 0.0}
         common["base_model_name_or_path"] = base
         config = common | {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "fan_in_fan_out": False}
         config |= targeted | {"use_rslora": adapters.rslora, "inference_mode": True}
         write_text(folder / PEFT_CONFIG, json.dumps(config, indent=2) + "\n")
-        plain = [Tensor(factor.name, factor.shape, partial(read, factor)) for factor in every]
+        plain = [Tensor(factor.name, factor.shape, partial(weights, factor.name, factor.shape)) for factor in every]
         facts = write_tensors(folder / WEIGHTS, plain, Precision.FP32, framework="np")
         index = {"metadata": {"total_size": facts.bytes}, "weight_map": {factor.name: WEIGHTS for factor in every}}
         write_text(folder / SHARDS, json.dumps(index, indent=2) + "\n")
