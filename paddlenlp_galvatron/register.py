@@ -1,7 +1,5 @@
 """`import paddlenlp_galvatron.register` gives PaddleNLP's trainer package GalvatronTrainer and its arguments."""
 
-from __future__ import annotations
-
 import paddlenlp.trainer
 
 from .runtime.groups import prepare_world

@@ -10,8 +10,6 @@ for lines that are left out. Words count exactly, numbers within 2 %. Marks behi
 `timed` has numbers of this machine, which are not compared.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import shlex

@@ -4,8 +4,6 @@ Pages of one language are one site; pictures are added to it. Other files of the
 A code block's mark says how tools/blocks.py checks it; Markdown knows one word behind the fence only.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path

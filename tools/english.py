@@ -7,8 +7,6 @@ A sentence begins with its subject, so with none of OPENERS; questions may. word
 are not used, each with the standard one; in Chinese a thing has one term, that of PaddleNLP's documentation.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import json

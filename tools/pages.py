@@ -9,8 +9,6 @@ from data sheets are, in one sentence. `parallelism`: the table "Which paralleli
 `profile_keys`: the table "Keys of profile files", from their schema.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

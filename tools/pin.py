@@ -5,8 +5,6 @@
 pip itself is asked which file it would take, for each Python that scripts/setup.sh takes, on Linux on x86-64.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -7,8 +7,6 @@ commit message, `Size: +N, because …`, and stays below the owner's figures.
 python tools/size.py [FILE]   FILE: a commit message that is about to be used
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import json

@@ -1,7 +1,5 @@
 """Sequences cut into buckets of limited size."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 

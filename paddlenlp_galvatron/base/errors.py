@@ -1,7 +1,5 @@
 """The errors a user sees. Each carries the exit code of the command that it ends."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Kinds of files, recognised by their first bytes, as a name may say anything."""
 
-from __future__ import annotations
-
 import codecs
 import json
 from pathlib import Path

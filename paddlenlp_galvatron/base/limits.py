@@ -3,8 +3,6 @@
 All are far beyond any training run, and low enough to refuse a wrong number before it fills the memory.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Prints to the terminal: control characters of foreign names and values are shown, and do nothing."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time

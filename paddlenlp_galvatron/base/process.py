@@ -6,8 +6,6 @@ Work on files of others runs in a forked process with limits: a tokenizer or a c
 end, or ignore signals.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

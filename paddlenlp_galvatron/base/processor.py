@@ -1,7 +1,5 @@
 """This machine's processors: their instructions, as Linux lists them, and how many of them this process may use."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Iterator

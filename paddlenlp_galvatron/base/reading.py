@@ -1,7 +1,5 @@
 """Reads foreign files: bounded in size and depth, plain values only, with errors for users."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Foreign text on a terminal: names and values may contain codes that move the cursor or change titles."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

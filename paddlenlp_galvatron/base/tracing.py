@@ -1,7 +1,5 @@
 """Chrome-trace JSON, which Perfetto shows: one rank's, and all ranks' in one file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

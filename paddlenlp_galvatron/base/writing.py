@@ -9,8 +9,6 @@ file, so it ends with its holder however that ends. Processes that a holder star
 write the files that the launcher has locked.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,8 +1,6 @@
 """Findings of a check: subject, state, remedy. One record, one table and one JSON form for
 `doctor` and `gpu-check`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

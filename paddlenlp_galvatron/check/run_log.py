@@ -1,7 +1,5 @@
 """Reads the log of a run for commands that show measured and predicted values, or fit one to the other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

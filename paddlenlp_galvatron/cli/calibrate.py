@@ -1,7 +1,5 @@
 """`galvatron calibrate`: a data sheet with the numbers that measured steps ask for."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path

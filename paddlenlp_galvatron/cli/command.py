@@ -4,8 +4,6 @@ Dashes and underscores are the same. An option answers to its aliases. A boolean
 `None` leaves an option unset. A mistake is one line and exit code 2. Help, documentation and completion read `Command`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`galvatron completion`: words for the shell to complete, written once, so that no key waits for Python."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path

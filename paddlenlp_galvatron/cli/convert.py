@@ -1,7 +1,5 @@
 """`galvatron convert`: Hugging Face models to checkpoints and back."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

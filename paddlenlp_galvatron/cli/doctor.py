@@ -1,7 +1,5 @@
 """`galvatron doctor`: whether this machine can plan and train, with a remedy for each fault."""
 
-from __future__ import annotations
-
 import os
 from json import dumps
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`galvatron explain`: where a plan's time and memory go, what limits it, and what would change it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from json import dumps
 from typing import Any

@@ -1,7 +1,5 @@
 """The text of `--help`: usage, an example, and the options in panels, first those that most runs need."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterable, Iterator

@@ -3,8 +3,6 @@
 Each call is a process of its own, `galvatron COMMAND --json`, whose answer it returns; a cancelled call ends it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Shared by commands that plan: lengths of a data set's documents, and progress of searches."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`galvatron profile`: measure this machine and a model, and write the profile files that the search reads."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any, TypeVar

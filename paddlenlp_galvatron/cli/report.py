@@ -1,7 +1,5 @@
 """`galvatron report`: a plan as one HTML file that needs no network."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import date
 from pathlib import Path

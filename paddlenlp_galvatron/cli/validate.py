@@ -1,7 +1,5 @@
 """`galvatron validate`: run plans and compare predictions with measurements."""
 
-from __future__ import annotations
-
 from json import dumps
 from typing import Any
 

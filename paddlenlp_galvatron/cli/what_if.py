@@ -1,8 +1,6 @@
 """`galvatron what-if`: a page of this machine alone, on which model, cluster, budget, batch and length are changed, and
 the best plan with them."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

@@ -10,8 +10,6 @@ optimizer states, nothing of theirs is reduced or published, and backward comput
 instead of two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -6,8 +6,6 @@ busy for `sync` more, for which no other stage waits; the step ends with the las
 maxima of the inputs, so the step time is monotone in each of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

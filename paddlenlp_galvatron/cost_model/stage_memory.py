@@ -8,8 +8,6 @@ Attention masks, positions and a batch's ids are small in a real model, but a bo
 without masks, such as Galvatron's, have none of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple

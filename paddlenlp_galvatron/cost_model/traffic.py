@@ -1,8 +1,6 @@
 """Logical bytes that one training step of a plan hands to collectives, by kind, as the runtime's counters count
 them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

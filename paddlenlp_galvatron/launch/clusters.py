@@ -8,8 +8,6 @@ of unknown ones, and HARMLESS has the exceptions. `NUM_NODES=1` overrules them. 
 hostfiles of MPI, PBS and Grid Engine.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Finds the faults of a node's ranks, and the one among those of all nodes that caused the others."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The GPUs of this node, as Paddle sees them and as the system does, and what NCCL's defaults are changed to."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Out of memory: how a rank and the launcher detect it, and the rank's last words in its log."""
 
-from __future__ import annotations
-
 import re
 import signal
 import sys

@@ -5,8 +5,6 @@
 A rank without our launcher reports to nobody.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import mmap
 import os

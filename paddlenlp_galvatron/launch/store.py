@@ -9,8 +9,6 @@ Paddle's clients put KEY_PREFIX before every key. The first request sets TOKEN. 
 that group alone: gloo's rendezvous writes keys without the group's name.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

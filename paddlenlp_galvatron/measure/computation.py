@@ -1,7 +1,5 @@
 """Measures how long the parts of a model compute, by batch, sequence length and degree, without communication."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Starts the ranks of a profiler, shows how far they are, and says what they ran on."""
 
-from __future__ import annotations
-
 import platform
 import re
 import sys

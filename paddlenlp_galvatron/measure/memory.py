@@ -1,7 +1,5 @@
 """Measures the memory of a model's parts, by sequence length and degree, to the byte."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

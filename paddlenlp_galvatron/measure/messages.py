@@ -3,8 +3,6 @@
 All groups of a kind communicate at once, as in training: on 4 ranks, both groups of two ranks.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Measures a model: the program of every rank of `galvatron profile model`."""
 
-from __future__ import annotations
-
 import sys
 
 from ..model import measured_fingerprint

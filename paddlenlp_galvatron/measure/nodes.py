@@ -1,7 +1,5 @@
 """Where ranks run: a hostfile or the command line of Paddle's launcher, as options of ours."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

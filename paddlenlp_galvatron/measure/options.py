@@ -1,7 +1,5 @@
 """The options of the profilers, and which shapes and degrees of a model they choose to measure. Needs no Paddle."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from enum import StrEnum

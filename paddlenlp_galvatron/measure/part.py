@@ -1,7 +1,5 @@
 """Parts of a model as one rank of a plan runs them, without its peers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple

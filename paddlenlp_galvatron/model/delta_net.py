@@ -5,8 +5,6 @@ and the output through a norm with a gate. Kernels compute chunks of tokens: pai
 between them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from .layer import Again, Fused, Kept, Recompute, Split, Sublayer, Weight, linear

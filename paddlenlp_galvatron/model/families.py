@@ -1,7 +1,5 @@
 """Families of decoder-only transformers: their differences, which families.json has."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

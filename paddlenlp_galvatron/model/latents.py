@@ -5,8 +5,6 @@ positions; the key's part with positions is shared by all heads. Each rank proje
 weights that every rank has whole, and hands latents over instead of hidden states.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

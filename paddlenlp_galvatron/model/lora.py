@@ -10,8 +10,6 @@ So x A B splits as x W does, and what it adds needs no collective more than the 
 factors of its own, which its ranks hold and ZeRO shards as its weights; those of other projections are never sharded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache

@@ -4,8 +4,6 @@ Losses are PaddleNLP's, of a pair's sums of log-probabilities. p and q: the poli
 answer; r and s: the reference's; m = (p - q) - (r - s).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Fields of config.json by which a model computes something that the layers here do not: one list for all commands."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import translate

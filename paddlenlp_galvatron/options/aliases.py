@@ -1,7 +1,5 @@
 """Names of options: Galvatron and its PaddleNLP port name the same things differently. One table for all commands."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Container, Iterable
 from pathlib import Path

@@ -4,8 +4,6 @@ Three trainers have three sets of names: PT, SFT and DPO those of its model and 
 of its own for the model and 8-bit products, `dsv3_pretrain` another schedule, by which it is refused.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path

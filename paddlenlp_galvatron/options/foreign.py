@@ -8,8 +8,6 @@ option that two programs have with one meaning is in the table of the first; one
 option of the command, which honours its own meaning alone (`recompute_granularity`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

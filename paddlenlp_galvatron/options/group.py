@@ -3,8 +3,6 @@
 Words of a command line -> (name, value) -> canonical name and value -> groups of fields, `Options`, which check them.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model by Galvatron's options: a preset or config.json, numbers of one's own, several types of layers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any

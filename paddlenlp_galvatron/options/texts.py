@@ -3,8 +3,6 @@
 An option of another meaning in a group of fields is there as `Group.name`; a switch of one command, as `function.name`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

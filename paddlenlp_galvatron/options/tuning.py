@@ -1,7 +1,5 @@
 """Fine-tuning by PaddleNLP's names: the conversations, their rows of tokens, and the loss of pairs (DPO)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal, Self
 

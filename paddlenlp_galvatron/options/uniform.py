@@ -1,7 +1,5 @@
 """GLOBAL mode, one strategy for all layers, by Galvatron's training options and by PaddleNLP's."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator

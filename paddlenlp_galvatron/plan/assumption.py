@@ -1,7 +1,5 @@
 """An assumption of an answer, as commands print it and plan files keep it."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

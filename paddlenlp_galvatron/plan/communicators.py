@@ -3,8 +3,6 @@
 Uses that must not share a communicator have names; the others' is "".
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from functools import reduce

@@ -4,8 +4,6 @@ Each is turned into the fields of Galvatron 2.4, which `plan.file` reads. A miss
 that wrote the file; a note names it.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import groupby
 from typing import Annotated, Any, Literal

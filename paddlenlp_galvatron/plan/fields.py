@@ -1,7 +1,5 @@
 """Types of the strategy files' fields, and how their faults are worded."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from itertools import permutations

@@ -8,8 +8,6 @@ Context parallelism's ranks hold two chunks of each sample, one as far from its 
 has as many pairs of a token and one before it, which causal attention takes time for.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass

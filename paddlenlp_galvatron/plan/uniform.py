@@ -1,7 +1,5 @@
 """GLOBAL mode: one strategy for all layers, given by Galvatron's training options."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 

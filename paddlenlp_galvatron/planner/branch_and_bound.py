@@ -1,7 +1,5 @@
 """Best-first branch and bound over families of plans."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush

@@ -4,8 +4,6 @@ Their files may have raw runs (`raw_runs`), sections for times and memory, keys 
 for degree 1, bf16 weights, and entries that were never measured. Files of our own pass unchanged.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Whether a profile belongs to the model, the dtype and the cluster that are planned for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache

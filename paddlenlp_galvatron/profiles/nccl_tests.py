@@ -5,8 +5,6 @@ one rank sends. Out-of-place times are taken. A prefix that a launcher puts befo
 time, is skipped.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

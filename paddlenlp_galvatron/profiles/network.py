@@ -6,8 +6,6 @@ the shares of `ncclTopoTuneModel`), so that short messages cost the time of thei
 out: its correction of trees for medium sizes, ceilings of a channel by chip, and switches that reduce across nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import cached_property

@@ -1,7 +1,5 @@
 """JSON Schemas of the answers that commands print with `--json`: answers.json, by command."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

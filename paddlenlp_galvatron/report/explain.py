@@ -1,7 +1,5 @@
 """An explained plan as text and JSON: time and memory by term, bottlenecks, and the best plans under changes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from math import isfinite

@@ -1,7 +1,5 @@
 """Predicted and measured: a plan file's prediction and a log, as a table, a line, warnings or advice."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil

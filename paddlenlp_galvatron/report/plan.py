@@ -1,7 +1,5 @@
 """A plan for people: its facts, and a table of layer placement, equal layers as one line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from math import inf

@@ -1,7 +1,5 @@
 """The result of a search: the plan, the rejected ones with reasons, the runners-up; in a few lines, and as JSON."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """The predicted time line of a step as Chrome-trace events, in the shape of the measured one: a process a stage, by its
 first rank."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from ..base.tracing import Event

@@ -1,7 +1,5 @@
 """The runtime's global batch. Needs no Paddle, so that data are checked before Paddle is imported."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The engine: one object that trains a model by a plan on this rank."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from math import isfinite

@@ -7,8 +7,6 @@ Scores are softmax, or sigmoids whose sum over the chosen ones is 1 (DeepSeek-V3
 A token's experts are the best of all, or the best within some groups of experts, so that it goes to few devices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import permutations

@@ -6,8 +6,6 @@ the device, kernels and copies to the host have a stream each and overlap: a par
 when those of the part before last have left it. Gradients, and weights that layers read, stay on the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any

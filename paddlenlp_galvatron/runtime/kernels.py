@@ -1,7 +1,5 @@
 """Paddle's fused GPU kernels: which of them a plan assumes and this device has."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import Any, Self

@@ -4,8 +4,6 @@ Frozen weights have no gradients, no fp32 masters, no optimizer states. Under dd
 sharded and gathered for each pass. Nothing of theirs is ever reduced.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import reduce
 from math import sqrt

@@ -1,7 +1,5 @@
 """A rank's place in the mesh of a layer: its samples, its shards of weights, and the collectives at their points."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

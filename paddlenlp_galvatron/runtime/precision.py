@@ -5,8 +5,6 @@ weights, sharded as ZeRO says. A GPU computes in the stored type. Paddle's CPU k
 there every layer casts at its edge and computes in fp32, while everything stored and sent stays 16-bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Shapes: M samples of a micro-batch over the whole stage, S sequence, H hidden, T tokens that this rank holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property

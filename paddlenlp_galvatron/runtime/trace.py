@@ -5,8 +5,6 @@ between two marks in it that are read when the step is over: waiting for the dev
 too, which may need a message that this rank has yet to send. Communication shows where computing waits for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """The events of the training loop, the actions that are due after a step, and who receives the logs."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

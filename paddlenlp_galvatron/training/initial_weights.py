@@ -1,7 +1,5 @@
 """The weights that a run begins with, which of them learn at which rate, and DPO's reference, which they are."""
 
-from __future__ import annotations
-
 import json
 from hashlib import sha256
 from pathlib import Path

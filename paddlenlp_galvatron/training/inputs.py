@@ -5,8 +5,6 @@ The question comes before ranks start, which takes half a minute, and again on t
 checkpoint's files. Nothing here imports PaddleNLP.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -3,8 +3,6 @@
 An evaluation is the metrics of data sets by the engine's forward passes.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import signal

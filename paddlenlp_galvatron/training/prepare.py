@@ -1,7 +1,5 @@
 """From options to a run: which model, which plan, how many ranks. Nothing of it needs Paddle."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from json import dumps

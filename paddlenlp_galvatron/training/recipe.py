@@ -1,7 +1,5 @@
 """How weights are updated: optimizer, rate, decay, clipping; which steps are left out. A plan's oracle has the same."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections import deque

@@ -1,7 +1,5 @@
 """The record of a training run: every option under its own name, checked once, written as JSON that all ranks read."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

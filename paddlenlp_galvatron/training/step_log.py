@@ -1,7 +1,5 @@
 """train_log.jsonl: one JSON line a step, and lines of events between them."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import math

@@ -1,7 +1,5 @@
 """One rank of a training run: `python -m paddlenlp_galvatron.training.train_worker SETTINGS.json`."""
 
-from __future__ import annotations
-
 import sys
 
 from ..runtime.groups import run_as_rank

@@ -1,7 +1,5 @@
 """The checks in order: programs, devices, system, network, files."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """Reads the facts of this machine. Tests replace them."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

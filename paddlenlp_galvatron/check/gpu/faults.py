@@ -7,8 +7,6 @@ Run as a program it is one rank of a training that is interrupted (`resume`), tr
 NVIDIA's profiler alone (docs/dev/gpus.md).
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -4,8 +4,6 @@ Run as a program it is the one process that computes: arguments are a folder, an
 whose difference is written as `<number>.json`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

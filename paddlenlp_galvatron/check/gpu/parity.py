@@ -1,7 +1,5 @@
 """The parts that train small models under a plan and in one process: sixteen plans, and schedules that could hang."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

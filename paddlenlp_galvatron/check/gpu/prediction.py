@@ -1,8 +1,6 @@
 """The parts that compare measured steps: with predictions from a profile of this node, and with PaddleNLP's own Trainer
 on the same model, weights and batches, in alternating steps."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """Runs the parts within their time, and leaves a folder with all records of failures."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

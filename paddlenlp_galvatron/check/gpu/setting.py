@@ -1,7 +1,5 @@
 """The setting of a part of the check, which makes its findings."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

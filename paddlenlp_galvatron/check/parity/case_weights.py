@@ -1,7 +1,5 @@
 """The weights that both sides of a case begin with."""
 
-from __future__ import annotations
-
 from ...model.shape import CHOICE_BIAS
 from ...runtime.weights import WHOLE, Array, SeededWeights, Slice
 

@@ -1,7 +1,5 @@
 """The oracle: the same training by PaddleNLP's whole model, optimizer and clipping, in one process without any plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from types import SimpleNamespace

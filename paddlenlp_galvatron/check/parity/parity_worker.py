@@ -1,7 +1,5 @@
 """One rank of a parity check: trains every case under its plan and writes down losses and gradients."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

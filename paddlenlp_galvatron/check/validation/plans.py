@@ -1,7 +1,5 @@
 """Random plans across the space of plans."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise

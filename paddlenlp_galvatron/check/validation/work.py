@@ -1,7 +1,5 @@
 """Every option of a validation, under one canonical name; work and results of its ranks."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """One rank of a validation: runs plan after plan in one world and writes each plan's measurements."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import time

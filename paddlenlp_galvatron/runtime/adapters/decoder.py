@@ -1,7 +1,5 @@
 """Code shared by the families: PaddleNLP names the parts of their decoder layers equally."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import reduce
 from typing import Any

@@ -1,7 +1,5 @@
 """DeepSeek-V2 and V3 without their experts, by PaddleNLP's own layers."""
 
-from __future__ import annotations
-
 from copy import copy
 from functools import partial
 from typing import Any

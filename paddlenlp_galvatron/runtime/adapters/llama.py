@@ -1,7 +1,5 @@
 """Llama, and ERNIE-4.5 without its experts, by PaddleNLP's layers of Llama."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Qwen2 and Qwen2.5, Qwen3, and GLM-4.5 without its experts, by PaddleNLP's layers of Qwen2."""
 
-from __future__ import annotations
-
 from copy import copy
 from functools import partial
 from typing import Any

@@ -10,8 +10,6 @@ the same step takes its place, a whole one is called `step-….before`. 16-bit w
 masters, rounded.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,8 +1,6 @@
 """safetensors files: written one tensor in memory at a time, and opened with errors for people. Which files of a
 Hugging Face directory hold its weights, as transformers 5 chooses them; why others are refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -8,8 +8,6 @@ plain arrays and their origin: sizes and checksums of the data, never names or t
 user's or of another origin is not used.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -14,8 +14,6 @@ the chosen one's), or TRL, UltraFeedback, LLaMA-Factory:
 which may begin with the prompt.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

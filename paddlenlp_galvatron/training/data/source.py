@@ -1,7 +1,5 @@
 """Batches for training. A step's global batch is the same under every plan; each rank reads the rows it computes on."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache

@@ -3,8 +3,6 @@
 The first bytes decide what a file is. Any that is not such text is refused by name.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Collection, Iterator

@@ -4,8 +4,6 @@ So a step's rows are the same under every plan, after every restart, and for any
 samples share a row, from their lengths and order.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Options of training that a user's script gives: as words, or as PaddleNLP's training arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import field, fields, make_dataclass
 from enum import Enum

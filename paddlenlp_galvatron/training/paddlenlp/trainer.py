@@ -1,8 +1,6 @@
 """PaddleNLP's Trainer as a guest of the training loop: callbacks receive the loop's events and decide what is due. A
 data set of the user's own is any object with a length and items by number, as PaddleNLP's Trainer takes it."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
