@@ -33,20 +33,13 @@ def check_against_enumeration(seed: int, two: bool = False) -> bool:
     if two:
         models = [replace(NARROW, layers=draw.choice((1, 2))), replace(WIDE, layers=1)]
     values: dict[str, Any] = {
-        "num_nodes": draw.choice((1, 2)),
-        "num_gpus_per_node": 2,
-        "memory_constraint": draw.uniform(0.2, 3),
-        "settle_bsz": draw.choice((4, 8)),
-        "seq_length": SEQ,
-        "sequence_parallel": draw.random() < 0.5,
-        "no_async_grad_reduce": draw.random() < 0.3,
-        "default_dp_type": draw.choice(("ddp", "zero2")),
-        "disable_ckpt": draw.random() < 0.4,
-        "disable_sdp": draw.random() < 0.4,
-        "disable_vtp": draw.random() < 0.5,
+        "num_nodes": draw.choice((1, 2)), "num_gpus_per_node": 2, "memory_constraint": draw.uniform(0.2, 3),
+        "settle_bsz": draw.choice((4, 8)), "seq_length": SEQ, "sequence_parallel": draw.random() < 0.5,
+        "no_async_grad_reduce": draw.random() < 0.3, "default_dp_type": draw.choice(("ddp", "zero2")),
+        "disable_ckpt": draw.random() < 0.4, "disable_sdp": draw.random() < 0.4, "disable_vtp": draw.random() < 0.5,
         "simplest_within": 0.0,
         **({"sp_space": "tp+sp"} if draw.random() < 0.5 else {"tp_consec": draw.random() < 0.5}),
-    }
+    }  # fmt: skip
     options = SearchOptions.from_mapping({"gap": 0} | values)
     cost = (two_types if two else example)(
         num_nodes=options.num_nodes, gpus_per_node=2, hardware=HARDWARE, model=models if two else models[0],
