@@ -33,13 +33,9 @@ DATA = ROOT.parent / "shared" / "data"
 CONFIG = config_of(MODEL)
 FIELDS = {name: field for group in GROUPS for name, field in group.model_fields.items()}
 OPTIONS = {
-    "model_size": "example.json",
-    "num_nodes": 2,
-    "num_gpus_per_node": 4,
-    "memory_constraint": 8,
-    "settle_bsz": 32,
+    "model_size": "example.json", "num_nodes": 2, "num_gpus_per_node": 4, "memory_constraint": 8, "settle_bsz": 32,
     "seq_length": 512,
-}
+}  # fmt: skip
 PLAN = "galvatron_config_example_2nodes_4gpus_per_node_8GB_bf16.json"
 
 

@@ -110,16 +110,10 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups) -> None:
     watch = Watch(engine)
     engine.forward_backward(batch_of(case, 1))
     report = {
-        "drawn": paddle.rand([4]).tolist(),
-        "weights": weights - empty,
-        "gradients": gradients,
-        "moments": moments,
-        "passes": watch.passes,
-        "copies": watch.copies,
-        "most_in_flight": watch.most_in_flight,
-        "most_gathered": watch.most_gathered,
-        "most_sent": watch.most_sent,
-    }
+        "drawn": paddle.rand([4]).tolist(), "weights": weights - empty, "gradients": gradients, "moments": moments,
+        "passes": watch.passes, "copies": watch.copies, "most_in_flight": watch.most_in_flight,
+        "most_gathered": watch.most_gathered, "most_sent": watch.most_sent,
+    }  # fmt: skip
     (folder / f"{index}.{engine.rank}.json").write_text(json.dumps(report))
 
 

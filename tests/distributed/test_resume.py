@@ -53,14 +53,9 @@ def start(folder: Path, output: str, *words: str, steps: int = STEPS, **environm
         return fork_command(words, folder / f"{output}.txt", folder)
     with (folder / f"{output}.txt").open("ab") as out:
         return subprocess.Popen(
-            [sys.executable, *forking_command(*words)],
-            cwd=folder,
-            stdout=out,
-            stderr=out,
-            env=begun_with() | environment,
-            start_new_session=True,
-            preexec_fn=heed_hang_ups,
-        )
+            [sys.executable, *forking_command(*words)], cwd=folder, stdout=out, stderr=out,
+            env=begun_with() | environment, start_new_session=True, preexec_fn=heed_hang_ups,
+        )  # fmt: skip
 
 
 def log(folder: Path, output: str) -> list[dict]:
@@ -132,14 +127,9 @@ def test_a_resumed_run_names_each_number_of_the_recipe_that_differs(straight):
         assert fork_command([*words, *more], folder / "recipe.txt", folder).wait(TIMEOUT_S) == 0
     stated = (folder / "recipe.txt").read_text()
     changed = {
-        "max_steps": [2, 3],
-        "learning_rate": [1e-3, 1e-4],
-        "lr_scheduler_type": ["cosine", "linear"],
-        "decay_steps": [2, 3],
-        "weight_decay": [0.0, 0.1],
-        "adam_beta2": [0.95, 0.999],
-        "max_grad_norm": [1.0, 2.0],
-    }
+        "max_steps": [2, 3], "learning_rate": [1e-3, 1e-4], "lr_scheduler_type": ["cosine", "linear"],
+        "decay_steps": [2, 3], "weight_decay": [0.0, 0.1], "adam_beta2": [0.95, 0.999], "max_grad_norm": [1.0, 2.0],
+    }  # fmt: skip
     (resumed,) = (event for event in events_of(folder, "recipe") if event["event"] == "resumed")
     assert resumed["changed"] == changed
     assert all(f"{name}: {was} -> {now}" in " ".join(stated.split()) for name, (was, now) in changed.items())

@@ -62,15 +62,10 @@ def search_layer_wise(folder: Path, world_size: int) -> Plan:
     plan_path = folder / "configs" / "galvatron_config.json"
     words = ("scripts/search_dist.sh", "--context_mib", "0", "--no_global_memory_buffer", "1")
     variables = {
-        "NUM_GPUS_PER_NODE": str(world_size),
-        "MODEL_SIZE": "model.json",
-        "SEQ_LENGTH": str(SEQ_LENGTH),
-        "MIN_BSZ": str(BATCH),
-        "MAX_BSZ": str(BATCH),
-        "MAX_PP_SIZE": "2",
-        "MIXED_PRECISION": "fp32",
+        "NUM_GPUS_PER_NODE": str(world_size), "MODEL_SIZE": "model.json", "SEQ_LENGTH": str(SEQ_LENGTH),
+        "MIN_BSZ": str(BATCH), "MAX_BSZ": str(BATCH), "MAX_PP_SIZE": "2", "MIXED_PRECISION": "fp32",
         "OUTPUT_CONFIG_PATH": str(plan_path),
-    }
+    }  # fmt: skip
     search = script(folder, *words, GALVATRON="echo", **variables).split()
     for memory in BUDGETS:
         with chdir(folder):

@@ -107,12 +107,8 @@ def test_the_whole_answers_where_layers_agree_and_refuses_in_a_sentence(found, w
     for rank, report in enumerate(reports):
         whole = report["whole"]
         assert report["numbers"] == [
-            world,
-            rank,
-            rank // of.stage_size,
-            rank < of.stage_size,
-            rank >= world - of.stage_size,
-        ]
+            world, rank, rank // of.stage_size, rank < of.stage_size, rank >= world - of.stage_size,
+        ]  # fmt: skip
         assert whole["get_global_rank"] == rank and whole["get_stage_id"] == rank // of.stage_size
         assert whole["get_pipe_parallel_world_size"] == len(of.stages)
         assert "is not answered under a plan" in whole["get_model_parallel_group"]

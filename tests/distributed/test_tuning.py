@@ -22,17 +22,10 @@ from .test_deferred import disagreements
 # ranks' plans has pairs or adapters, of either half: tp, Ulysses, context, zero3 and pipelines; all have in long tests.
 TWO = ["tp 1-2 without Megatron-SP", "parts, tp with Megatron-SP", "2 chunks, tied, reduced every time"]
 FOUR = [
-    "Ulysses, tp and dp mixed",
-    "strided tp without Megatron-SP",
-    "two kv heads on four ranks, no Megatron-SP, zero3",
-    "zero3 in a pipeline",
-    "cp with tp without Megatron-SP",
-    "cp with Ulysses",
-    "cp, parts, chunks",
-    "fewer kv heads than Ulysses",
-    "in parts over Ulysses and cp",
-    "zero2 and zero3 in parts",
-]
+    "Ulysses, tp and dp mixed", "strided tp without Megatron-SP", "two kv heads on four ranks, no Megatron-SP, zero3",
+    "zero3 in a pipeline", "cp with tp without Megatron-SP", "cp with Ulysses", "cp, parts, chunks",
+    "fewer kv heads than Ulysses", "in parts over Ulysses and cp", "zero2 and zero3 in parts",
+]  # fmt: skip
 
 
 OF_TWO = plans.TWO, plans.PARTS_TWO, plans.INTERLEAVED_TWO

@@ -145,14 +145,9 @@ def c_softmax_with_cross_entropy(logits: Any, labels: Any, ignored: int, ring: i
 
 
 TWINS: tuple[Callable[..., Any], ...] = (
-    flash_attn,
-    flashmask_attention,
-    fused_rotary_position_embedding,
-    rms_norm,
-    batched_gemm,
-    topk,
+    flash_attn, flashmask_attention, fused_rotary_position_embedding, rms_norm, batched_gemm, topk,
     c_softmax_with_cross_entropy,
-)
+)  # fmt: skip
 ON_GPUS = {"FLAGS_cudnn_deterministic": False, "FLAGS_flash_attn_version": 2}  # flags that a build for CPUs lacks
 NEWER = {"rms_norm": "fused_rms_norm_quant"}  # names since Paddle 3.3
 

@@ -23,24 +23,12 @@ H100 = "NVIDIA H100 80GB HBM3"
 GPU = {"name": H100, "driver_version": "550.54.15", "memory.total": "81559", "memory.used": "4", "compute_cap": "9.0"}
 NVLINK = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-31\nGPU1\tNV18\t X \t0-31\n\nLegend:\n  X = Self\n"
 GOOD: dict[str, Any] = {
-    "environment": {},
-    "python": (3, 11, 7),
-    "lacks": set(),
-    "paddle": PaddleFacts("3.3.1", "12.6", 22203, 2, (2, 3)),
-    "gpus": [GPU, GPU],
-    "topology": NVLINK,
-    "modules": {"galvatron_dp_core", "paddlenlp"},
-    "compiler": "g++ 12.2.0",
-    "shm": 8192.0,
-    "cores": 64,
-    "free": 1e6,
-    "limits": {"RLIMIT_NOFILE": 65536, "RLIMIT_MEMLOCK": -1},
-    "infiniband": True,
-    "addresses": {"here": "10.0.0.1", "first": "10.0.0.1"},
-    "listens": None,
-    "route": "10.0.0.1",
+    "environment": {}, "python": (3, 11, 7), "lacks": set(), "paddle": PaddleFacts("3.3.1", "12.6", 22203, 2, (2, 3)),
+    "gpus": [GPU, GPU], "topology": NVLINK, "modules": {"galvatron_dp_core", "paddlenlp"}, "compiler": "g++ 12.2.0",
+    "shm": 8192.0, "cores": 64, "free": 1e6, "limits": {"RLIMIT_NOFILE": 65536, "RLIMIT_MEMLOCK": -1},
+    "infiniband": True, "addresses": {"here": "10.0.0.1", "first": "10.0.0.1"}, "listens": None, "route": "10.0.0.1",
     "filesystem": "nfs4",
-}
+}  # fmt: skip
 SEVERAL = {"NUM_NODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "first", "MASTER_PORT": "2900"}
 
 

@@ -117,14 +117,9 @@ def example_plan(model: CostModel, **changed: Any) -> Plan:
     """Four layers of one strategy in one stage on the model's cluster, changed as given."""
     stages = changed.pop("stages", (MODEL.layers,))
     fields: dict[str, Any] = {
-        "world_size": model.world_size,
-        "global_batch": 32,
-        "micro_batches": 2,
-        "stages": stages,
-        "layers": (LayerStrategy(),) * MODEL.layers,
-        "vocab": VocabStrategy(),
-        "assumed": model.assumed,
-    }
+        "world_size": model.world_size, "global_batch": 32, "micro_batches": 2, "stages": stages,
+        "layers": (LayerStrategy(),) * MODEL.layers, "vocab": VocabStrategy(), "assumed": model.assumed,
+    }  # fmt: skip
     return Plan(**{**fields, **changed})
 
 

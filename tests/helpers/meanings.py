@@ -1,18 +1,16 @@
-"""Meanings of configs here and in transformers: recorded for single fields, compared for random configs.
+"""Meanings of configs here and in transformers, recorded for single fields.
 
-    .venv/bin/python tests/helpers/meanings.py ORACLE                    writes tests/fixtures/config_meanings.json
-    .venv/bin/python tests/helpers/meanings.py ORACLE --random 200       compares, and counts; --seed N: others
+    .venv/bin/python tests/helpers/meanings.py ORACLE       writes tests/fixtures/config_meanings.json
 
 ORACLE is the Python of an environment with transformers (tests/fixtures/make_huggingface.py says of which).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import subprocess
-from collections import Counter
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -25,26 +23,12 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 RECORDED = FIXTURES / "config_meanings.json"
 Config = dict[str, Any]
 COMMON: Config = {
-    "vocab_size": 131,
-    "hidden_size": 128,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "hidden_act": "silu",
-    "max_position_embeddings": 64,
-    "initializer_range": 0.01,
-    "rms_norm_eps": 1e-4,
-    "rope_theta": 5e4,
-    "rope_scaling": None,
-    "tie_word_embeddings": False,
-    "attention_dropout": 0.125,
-    "quantization_config": None,
-    "torch_dtype": "bfloat16",
-    "dtype": "bfloat16",
-    "pretraining_tp": 1,
-}
+    "vocab_size": 131, "hidden_size": 128, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 32,
+    "num_key_value_heads": 2, "head_dim": 16, "hidden_act": "silu", "max_position_embeddings": 64,
+    "initializer_range": 0.01, "rms_norm_eps": 1e-4, "rope_theta": 5e4, "rope_scaling": None,
+    "tie_word_embeddings": False, "attention_dropout": 0.125, "quantization_config": None, "torch_dtype": "bfloat16",
+    "dtype": "bfloat16", "pretraining_tp": 1,
+}  # fmt: skip
 LLAMA3: Config = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -55,42 +39,19 @@ LLAMA3: Config = {
 WINDOWS: Config = {"use_sliding_window": False, "sliding_window": 32, "max_window_layers": 1}
 EXPERTS: Config = {"num_experts_per_tok": 2, "output_router_logits": True, "router_aux_loss_coef": 0.02}
 QWEN_EXPERTS: Config = {
-    **EXPERTS,
-    **WINDOWS,
-    "num_experts": 4,
-    "moe_intermediate_size": 16,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-}
+    **EXPERTS, **WINDOWS, "num_experts": 4, "moe_intermediate_size": 16, "norm_topk_prob": True,
+    "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
 YARN: Config = {
-    "rope_type": "yarn",
-    "factor": 8.0,
-    "original_max_position_embeddings": 32,
-    "beta_fast": 16.0,
-    "beta_slow": 0.5,
-    "mscale": 0.7,
-    "mscale_all_dim": 0.9,
-}
+    "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 16.0, "beta_slow": 0.5,
+    "mscale": 0.7, "mscale_all_dim": 0.9,
+}  # fmt: skip
 LATENT: Config = {
-    "num_key_value_heads": 32,
-    "head_dim": 8,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
-    "n_routed_experts": 8,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "first_k_dense_replace": 1,
-    "moe_layer_freq": 1,
-    "n_group": 4,
-    "topk_group": 2,
-    "routed_scaling_factor": 1.5,
-    "rope_scaling": YARN,
-}
+    "num_key_value_heads": 32, "head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "first_k_dense_replace": 1, "moe_layer_freq": 1, "n_group": 4, "topk_group": 2,
+    "routed_scaling_factor": 1.5, "rope_scaling": YARN,
+}  # fmt: skip
 FULL = ["full_attention"] * 2
 OWN: dict[str, Config] = {
     "llama": {"attention_bias": True, "mlp_bias": True, "rope_scaling": LLAMA3},
@@ -173,28 +134,17 @@ def meaning(config: Config) -> dict[str, Any] | None:
     except UserError:
         return None
     return {
-        "layers": shape.layers,
-        "hidden_size": shape.hidden_size,
-        "heads": shape.heads,
-        "kv_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab_size,
-        "max_position_embeddings": shape.max_position_embeddings,
-        "tied_embeddings": shape.tied_embeddings,
-        "rms_norm_eps": shape.rms_norm_eps,
-        "initializer_range": shape.initializer_range,
+        "layers": shape.layers, "hidden_size": shape.hidden_size, "heads": shape.heads, "kv_heads": shape.kv_heads,
+        "head_dim": shape.head_dim, "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.max_position_embeddings, "tied_embeddings": shape.tied_embeddings,
+        "rms_norm_eps": shape.rms_norm_eps, "initializer_range": shape.initializer_range,
         "attention_dropout": shape.attention_dropout,
-        "frequencies": [float(f"{frequency:.5g}") for frequency in _frequencies(shape)],
-        "activation": True,
+        "frequencies": [float(f"{frequency:.5g}") for frequency in _frequencies(shape)], "activation": True,
         "attention": [-1 if kind.linear else kind.window for kind in map(shape.of, range(shape.layers))],
-        "quantised": False,
-        "parameters": shape.parameters,
-        "experts_per_token": shape.experts_per_token,
-        "norm_topk": shape.norm_topk,
-        "groups": [shape.expert_groups, shape.groups_per_token],
-        "scaling": shape.routed_scaling_factor,
-        "router_aux_loss_coef": shape.router_aux_loss_coef,
-    }
+        "quantised": False, "parameters": shape.parameters, "experts_per_token": shape.experts_per_token,
+        "norm_topk": shape.norm_topk, "groups": [shape.expert_groups, shape.groups_per_token],
+        "scaling": shape.routed_scaling_factor, "router_aux_loss_coef": shape.router_aux_loss_coef,
+    }  # fmt: skip
 
 
 def _frequencies(shape: ModelShape) -> list[float]:
@@ -273,67 +223,33 @@ def by_transformers(oracle: str, configs: list[Config]) -> list[dict[str, Any] |
 
 THETAS = (1e4, 5e5, 1e6, 10000, None)
 ROPES: tuple[Any, ...] = (
-    None,
-    {},
-    LLAMA3,
-    *({"rope_type": kind} for kind in ("default", "linear", "dynamic", "yarn")),
-    {"type": "default"},
-    {"type": "linear", "factor": 2.0},
-    {"rope_type": "dynamic", "factor": 2.0},
+    None, {}, LLAMA3, *({"rope_type": kind} for kind in ("default", "linear", "dynamic", "yarn")), {"type": "default"},
+    {"type": "linear", "factor": 2.0}, {"rope_type": "dynamic", "factor": 2.0},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
     {"rope_type": "default", "partial_rotary_factor": 0.5},
-)
+)  # fmt: skip
 VALUES: dict[str, tuple[Any, ...]] = {
-    "head_dim": (8, 32, None),
-    "num_key_value_heads": (1, 8, 32, None),
-    "hidden_act": ("silu", "swish", "relu", "gelu", "gelu_pytorch_tanh"),
-    "tie_word_embeddings": (True, False),
-    "rms_norm_eps": (1e-5, 1e-6),
-    "initializer_range": (0.02, 0.006),
-    "max_position_embeddings": (128, 4096),
-    "attention_dropout": (0, 0.0, 0.25),
-    "attention_bias": (True, False),
-    "mlp_bias": (True, False),
-    "qkv_bias": (True, False),
-    "pretraining_tp": (1, 2),
-    "alibi": (False, True),
-    "partial_rotary_factor": (1.0, 0.5),
-    "use_sliding_window": (True, False),
-    "sliding_window": (None, 16, 4096),
-    "max_window_layers": (0, 1, 2, 28),
+    "head_dim": (8, 32, None), "num_key_value_heads": (1, 8, 32, None),
+    "hidden_act": ("silu", "swish", "relu", "gelu", "gelu_pytorch_tanh"), "tie_word_embeddings": (True, False),
+    "rms_norm_eps": (1e-5, 1e-6), "initializer_range": (0.02, 0.006), "max_position_embeddings": (128, 4096),
+    "attention_dropout": (0, 0.0, 0.25), "attention_bias": (True, False), "mlp_bias": (True, False),
+    "qkv_bias": (True, False), "pretraining_tp": (1, 2), "alibi": (False, True), "partial_rotary_factor": (1.0, 0.5),
+    "use_sliding_window": (True, False), "sliding_window": (None, 16, 4096), "max_window_layers": (0, 1, 2, 28),
     "layer_types": (
         *(FULL, ["sliding_attention"] * 2, [*FULL, "full_attention"], None, ["linear_attention", "full_attention"]),
         *(["full_attention", "sliding_attention"], ["linear_attention"] * 2),
     ),
-    "sliding_window_pattern": (1, 2, 3),
-    "full_attention_interval": (1, 2, 3),
-    "linear_num_value_heads": (2, 3, 8),
-    "mlp_layer_types": (["dense"] * 2, ["sparse"] * 2),
-    "num_experts": (4, 8, 0),
-    "num_local_experts": (4, 8),
-    "num_experts_per_tok": (1, 4),
-    "norm_topk_prob": (True, False),
-    "n_group": (1, 2, 3, None),
-    "topk_group": (1, 4),
-    "topk_method": ("greedy", "group_limited_greedy", "noaux_tc"),
-    "first_k_dense_replace": (0, 1, 2),
-    "q_lora_rank": (None, 8),
-    "rope_interleave": (True, False),
-    "decoder_sparse_step": (1, 2),
-    "mlp_only_layers": ([], [0], None),
-    "shared_expert_intermediate_size": (16, 0),
-    "moe_num_experts": (4, 8, [4, 4]),
-    "moe_k": (1, 4),
-    "moe_layer_start_index": (0, 1, 2),
-    "moe_layer_end_index": (-1, 0, 1, 7),
-    "moe_layer_interval": (1, 2, 3),
-    "use_bias": (True, False),
-    "output_router_logits": (True, False),
-    "router_aux_loss_coef": (0.0, 0.001),
-    "quantization_config": (None, {"quant_method": "fp8"}),
-    "dtype": ("float32", "bfloat16"),
-    "original_max_position_embeddings": (32, 16),
-}
+    "sliding_window_pattern": (1, 2, 3), "full_attention_interval": (1, 2, 3), "linear_num_value_heads": (2, 3, 8),
+    "mlp_layer_types": (["dense"] * 2, ["sparse"] * 2), "num_experts": (4, 8, 0), "num_local_experts": (4, 8),
+    "num_experts_per_tok": (1, 4), "norm_topk_prob": (True, False), "n_group": (1, 2, 3, None), "topk_group": (1, 4),
+    "topk_method": ("greedy", "group_limited_greedy", "noaux_tc"), "first_k_dense_replace": (0, 1, 2),
+    "q_lora_rank": (None, 8), "rope_interleave": (True, False), "decoder_sparse_step": (1, 2),
+    "mlp_only_layers": ([], [0], None), "shared_expert_intermediate_size": (16, 0), "moe_num_experts": (4, 8, [4, 4]),
+    "moe_k": (1, 4), "moe_layer_start_index": (0, 1, 2), "moe_layer_end_index": (-1, 0, 1, 7),
+    "moe_layer_interval": (1, 2, 3), "use_bias": (True, False), "output_router_logits": (True, False),
+    "router_aux_loss_coef": (0.0, 0.001), "quantization_config": (None, {"quant_method": "fp8"}),
+    "dtype": ("float32", "bfloat16"), "original_max_position_embeddings": (32, 16),
+}  # fmt: skip
 
 
 def random_config(random: Random) -> Config:
@@ -360,38 +276,8 @@ def random_config(random: Random) -> Config:
     return config
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("oracle")
-    parser.add_argument("--random", type=int)
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    if given.random is None:
-        changes = single_changes()
-        meanings = by_transformers(given.oracle, list(changes.values()))
-        stated = dict(zip(changes, meanings, strict=True))
-        lines = [f"{json.dumps(name)}: {json.dumps(_beside(stated, name))}" for name in stated]
-        RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-        return
-    random = Random(given.seed)
-    configs = [random_config(random) for _ in range(given.random)]
-    counts: Counter[str] = Counter()
-    for config, theirs in zip(configs, by_transformers(given.oracle, configs), strict=True):
-        ours = meaning(config)
-        if ours is not None and theirs is not None:
-            found = differences(ours, theirs)
-            counts["different" if found else "the same"] += 1
-            if found:
-                print(json.dumps(config), found)
-        elif ours is not None:
-            null = any(config.get(field, "") is None for field in ALSO_NULL)
-            counts["taken here alone, with a null" if null else "taken here alone"] += 1
-            if not null:
-                print("taken here alone:", json.dumps(config))
-        else:
-            counts["refused by both" if theirs is None else "refused here alone"] += 1
-    print(dict(counts))
-
-
 if __name__ == "__main__":
-    main()
+    changes = single_changes()
+    stated = dict(zip(changes, by_transformers(sys.argv[1], list(changes.values())), strict=True))
+    lines = [f"{json.dumps(name)}: {json.dumps(_beside(stated, name))}" for name in stated]
+    RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")

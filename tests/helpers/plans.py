@@ -22,22 +22,11 @@ MODEL = ModelShape("small", "qwen2", 4, 64, 96, 8, 4, 1001, 128)
 def plan_fields(**changed: Any) -> dict[str, Any]:
     """A valid strategy file for 8 ranks and the layers of MODEL; a field changed to `...` is left out."""
     fields: dict[str, Any] = {
-        "pp_deg": 2,
-        "tp_sizes_enc": "2,2,4,1",
-        "tp_consecutive_flags": "1,1,1,1",
-        "dp_types_enc": "0,1,0,0",
-        "use_sp": "0,0,1,0",
-        "checkpoint": "1,0,0,0",
-        "global_bsz": 16,
-        "chunks": 2,
-        "pp_division": "2,2",
-        "pipeline_type": "pipedream_flush",
-        "default_dp_type": "ddp",
-        "vtp": 2,
-        "vsp": 0,
-        "embed_sdp": 0,
+        "pp_deg": 2, "tp_sizes_enc": "2,2,4,1", "tp_consecutive_flags": "1,1,1,1", "dp_types_enc": "0,1,0,0",
+        "use_sp": "0,0,1,0", "checkpoint": "1,0,0,0", "global_bsz": 16, "chunks": 2, "pp_division": "2,2",
+        "pipeline_type": "pipedream_flush", "default_dp_type": "ddp", "vtp": 2, "vsp": 0, "embed_sdp": 0,
         "world_size": 8,
-    }
+    }  # fmt: skip
     return {name: value for name, value in (fields | changed).items() if value is not ...}
 
 
@@ -151,14 +140,8 @@ def valid_plans(draw: st.DrawFn) -> Plan:
         lambda degrees, experts, of_experts, *others: LayerStrategy(
             degrees[0], *others, context=degrees[1], ep=experts[0], etp=experts[1], experts_dp_type=of_experts
         ),
-        both,
-        both,
-        st.none() | dp_types,
-        flags,
-        flags,
-        dp_types,
-        recompute,
-    )
+        both, both, st.none() | dp_types, flags, flags, dp_types, recompute,
+    )  # fmt: skip
     vocab = st.builds(
         lambda degrees, pieces, *others: VocabStrategy(degrees[0], *others, context=degrees[1], pieces=pieces),
         both,
@@ -244,16 +227,9 @@ def plan(tp: int = 1, pp: int = 1, chunks: int = 1, sp: bool = False, world_size
     """The same strategy for all of four layers."""
     assumed = options.pop("assumed", Assumptions(sequence_parallel=sp, seq_length=128))
     return uniform_plan(
-        layers=4,
-        world_size=world_size,
-        global_train_batch_size=16,
-        global_tp_deg=tp,
-        vocab_tp=options.pop("vocab_tp", tp),
-        pp_deg=pp,
-        chunks=chunks,
-        assumed=assumed,
-        **options,
-    )
+        layers=4, world_size=world_size, global_train_batch_size=16, global_tp_deg=tp,
+        vocab_tp=options.pop("vocab_tp", tp), pp_deg=pp, chunks=chunks, assumed=assumed, **options,
+    )  # fmt: skip
 
 
 def recomputing(of: Plan, *layers: int) -> Plan:

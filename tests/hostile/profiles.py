@@ -11,17 +11,9 @@ from typing import Any
 from cost_examples import COMPUTATION, HARDWARE, MEMORY
 
 SEARCH = {
-    "model_size": "example.json",
-    "num_nodes": 2,
-    "num_gpus_per_node": 4,
-    "memory_constraint": 8,
-    "settle_bsz": 16,
-    "settle_chunk": 2,
-    "seq_length": 512,
-    "max_pp_deg": 2,
-    "effort": 1000,
-    "output_config_path": "plan.json",
-}
+    "model_size": "example.json", "num_nodes": 2, "num_gpus_per_node": 4, "memory_constraint": 8, "settle_bsz": 16,
+    "settle_chunk": 2, "seq_length": 512, "max_pp_deg": 2, "effort": 1000, "output_config_path": "plan.json",
+}  # fmt: skip
 LOG = """# nThread 1 nGpus 1 minBytes 1048576 maxBytes 2097152 step: 2(factor) all_reduce_perf
 # Using devices
 #  Rank  0 Group  0 Pid   2748 on      host device  0 [0x01] NVIDIA H100

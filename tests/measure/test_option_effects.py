@@ -71,28 +71,16 @@ ROWS = [
             *(("mixed_precision", "bf16"), ("bf16", 1), ("fp16", 1)),
         ]
     ),
-    ("hardware", "link_gb_per_s", 9, {}),
-    ("model", "profile_for", "galvatron", {}),
-    ("model", "adaptive", 0, {}),
-    ("model", "sequence_parallel", 1, {}),
-    ("groups", "parts", "p2p", {}),
-    ("groups", "max_tp_deg", 2, {}),
-    ("groups", "max_pp_deg", 2, {}),
-    ("groups", "start_mb", 4, {}),
-    ("groups", "end_mb", 4, {}),
-    ("groups", "scale", 8, {}),
-    ("groups", "adaptive", 0, {}),
-    ("points", "profile_mode", "batch", {}),
-    ("points", "profile_batch_size", 3, {}),
-    ("points", "profile_min_batch_size", 3, BATCHES),
-    ("points", "profile_max_batch_size", 3, BATCHES),
-    ("points", "profile_batch_size_step", 3, BATCHES),
-    ("points", "profile_seq_length_list", "4,8", {}),
-    ("points", "profile_min_seq_length", 8, LENGTHS),
-    ("points", "profile_max_seq_length", 8, LENGTHS),
-    ("points", "profile_seq_length_step", 8, LENGTHS),
+    ("hardware", "link_gb_per_s", 9, {}), ("model", "profile_for", "galvatron", {}), ("model", "adaptive", 0, {}),
+    ("model", "sequence_parallel", 1, {}), ("groups", "parts", "p2p", {}), ("groups", "max_tp_deg", 2, {}),
+    ("groups", "max_pp_deg", 2, {}), ("groups", "start_mb", 4, {}), ("groups", "end_mb", 4, {}),
+    ("groups", "scale", 8, {}), ("groups", "adaptive", 0, {}), ("points", "profile_mode", "batch", {}),
+    ("points", "profile_batch_size", 3, {}), ("points", "profile_min_batch_size", 3, BATCHES),
+    ("points", "profile_max_batch_size", 3, BATCHES), ("points", "profile_batch_size_step", 3, BATCHES),
+    ("points", "profile_seq_length_list", "4,8", {}), ("points", "profile_min_seq_length", 8, LENGTHS),
+    ("points", "profile_max_seq_length", 8, LENGTHS), ("points", "profile_seq_length_step", 8, LENGTHS),
     ("points", "max_tp_deg", 2, {}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

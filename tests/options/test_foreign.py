@@ -18,25 +18,16 @@ TRAINING = {name for group in GROUPS for name in group.model_fields}
 OFF = {"0", "", "-1"}  # an option that says no more than that it is off
 # Options that may be on without a note, and the behaviour here, in every run, that fulfils them.
 DONE = {
-    "swiglu": "gated MLPs",
-    "normalization": "RMSNorm",
-    "position_embedding_type": "rotary positions",
-    "no_position_embedding": "rotary positions",
-    "rotary_percent": "all of a head is turned",
-    "use_rotary_position_embeddings": "rotary positions",
-    "rotary_seq_len_interpolation_factor": "a factor of 1",
-    "dataset": "pretraining reads .bin and .idx",
-    "train_mode": "galvatron train trains",
-    "use_pipeline_costmodel": "every pipeline is simulated",
-    "costmodel_coe": "a factor of 1",
-    "profile_granularity": "layers are measured whole",
-    "profile_unit": "layers are measured whole",
+    "swiglu": "gated MLPs", "normalization": "RMSNorm", "position_embedding_type": "rotary positions",
+    "no_position_embedding": "rotary positions", "rotary_percent": "all of a head is turned",
+    "use_rotary_position_embeddings": "rotary positions", "rotary_seq_len_interpolation_factor": "a factor of 1",
+    "dataset": "pretraining reads .bin and .idx", "train_mode": "galvatron train trains",
+    "use_pipeline_costmodel": "every pipeline is simulated", "costmodel_coe": "a factor of 1",
+    "profile_granularity": "layers are measured whole", "profile_unit": "layers are measured whole",
     "profile_flow_control": "missing points are measured, measured ones used",
-    "fp16_opt_level": "fp32 masters of 16-bit weights",
-    "do_train": "galvatron train trains",
-    "rope_scaling_factor": "a factor of 1",
-    "scale_loss": "engine.LOSS_SCALE",
-}
+    "fp16_opt_level": "fp32 masters of 16-bit weights", "do_train": "galvatron train trains",
+    "rope_scaling_factor": "a factor of 1", "scale_loss": "engine.LOSS_SCALE",
+}  # fmt: skip
 
 
 def fate_of(name: str, value: str, dashes: bool = False) -> str:

@@ -149,14 +149,8 @@ def test_families_follow_batches_chunks_stages_and_schedules() -> None:
     options = SearchOptions.from_mapping({"num_gpus_per_node": 4, "min_bsz": 4, "max_bsz": 6, "bsz_scale": 2})
     found = list(families(options, 4, layers=3))
     assert {(f.global_batch, f.micro_batches) for f in found} == {
-        (4, 1),
-        (4, 2),
-        (4, 4),
-        (6, 1),
-        (6, 2),
-        (6, 3),
-        (6, 6),
-    }
+        (4, 1), (4, 2), (4, 4), (6, 1), (6, 2), (6, 3), (6, 6),
+    }  # fmt: skip
     assert {f.stages for f in found} == {1, 2}, "four stages are more than the three layers"
     assert len(found) == 7 * (1 + 2) - 2, "one stage has no schedule, two have two, and one for one micro-batch"
     fixed = SearchOptions.from_mapping({"settle_bsz": 12, "settle_chunk": 3, "pipeline_type": "gpipe"})

@@ -33,29 +33,18 @@ def check_against_enumeration(seed: int, two: bool = False) -> bool:
     if two:
         models = [replace(NARROW, layers=draw.choice((1, 2))), replace(WIDE, layers=1)]
     values: dict[str, Any] = {
-        "num_nodes": draw.choice((1, 2)),
-        "num_gpus_per_node": 2,
-        "memory_constraint": draw.uniform(0.2, 3),
-        "settle_bsz": draw.choice((4, 8)),
-        "seq_length": SEQ,
-        "sequence_parallel": draw.random() < 0.5,
-        "no_async_grad_reduce": draw.random() < 0.3,
-        "default_dp_type": draw.choice(("ddp", "zero2")),
-        "disable_ckpt": draw.random() < 0.4,
-        "disable_sdp": draw.random() < 0.4,
-        "disable_vtp": draw.random() < 0.5,
+        "num_nodes": draw.choice((1, 2)), "num_gpus_per_node": 2, "memory_constraint": draw.uniform(0.2, 3),
+        "settle_bsz": draw.choice((4, 8)), "seq_length": SEQ, "sequence_parallel": draw.random() < 0.5,
+        "no_async_grad_reduce": draw.random() < 0.3, "default_dp_type": draw.choice(("ddp", "zero2")),
+        "disable_ckpt": draw.random() < 0.4, "disable_sdp": draw.random() < 0.4, "disable_vtp": draw.random() < 0.5,
         "simplest_within": 0.0,
         **({"sp_space": "tp+sp"} if draw.random() < 0.5 else {"tp_consec": draw.random() < 0.5}),
-    }
+    }  # fmt: skip
     options = SearchOptions.from_mapping({"gap": 0} | values)
     cost = (two_types if two else example)(
-        num_nodes=options.num_nodes,
-        gpus_per_node=2,
-        hardware=HARDWARE,
-        model=models if two else models[0],
-        sequence_parallel=options.sequence_parallel,
-        async_grad_reduce=not options.no_async_grad_reduce,
-    )
+        num_nodes=options.num_nodes, gpus_per_node=2, hardware=HARDWARE, model=models if two else models[0],
+        sequence_parallel=options.sequence_parallel, async_grad_reduce=not options.no_async_grad_reduce,
+    )  # fmt: skip
     result, best = search(models, cost, options), best_by_enumeration(models, cost, options)
     if best == inf:
         assert result.best is None, seed
@@ -71,13 +60,9 @@ def test_equals_enumeration(two: bool, seeds: Sequence[int]) -> None:
 
 
 @given(
-    degree=st.sampled_from((1, 2, 4, 8)),
-    ulysses=st.booleans(),
-    consecutive=st.booleans(),
-    micro_batch=st.sampled_from((8, 16, 64)),
-    sequence_parallel=st.booleans(),
-    async_grad_reduce=st.booleans(),
-)
+    degree=st.sampled_from((1, 2, 4, 8)), ulysses=st.booleans(), consecutive=st.booleans(),
+    micro_batch=st.sampled_from((8, 16, 64)), sequence_parallel=st.booleans(), async_grad_reduce=st.booleans(),
+)  # fmt: skip
 def test_zero3_and_recompute_only_add_to_a_layers_passes(
     degree: int, ulysses: bool, consecutive: bool, micro_batch: int, sequence_parallel: bool, async_grad_reduce: bool
 ) -> None:

@@ -43,14 +43,8 @@ def row_with(tmp_path: Path, **cells: str) -> MeasuredRun:
     """A row of a 7B model on 64 A100."""
     reported = {"model": "m", "device": "A100-80G", "gpus": "64", "precision": "bf16", "seq": "4096", "mbs": "1"}
     reported |= {
-        "gbs": "128",
-        "tp": "1",
-        "pp": "1",
-        "zero": "zero1",
-        "recompute": "none",
-        "layers": "32",
-        "hidden": "4096",
-    }
+        "gbs": "128", "tp": "1", "pp": "1", "zero": "zero1", "recompute": "none", "layers": "32", "hidden": "4096",
+    }  # fmt: skip
     reported |= {"heads": "32", "kv": "32", "vocab": "32000", "ffn": "11008", "tied": "0", "step_s": "4", "source": "s"}
     reported |= cells
     (table := tmp_path / "row.csv").write_text(",".join(reported) + "\n" + ",".join(reported.values()) + "\n")

@@ -32,17 +32,10 @@ WHOLE_SLICE = {"axis": None, "index": 0, "parts": 1, "padded": None}
 PART = {"weight": "w", "shape": [4, 47], "slice": WHOLE_SLICE, "start": 0, "stop": 188, "offset": 0}
 STORED = {"file": FILE, "bytes": 800, "crc32": zlib.crc32(CONTENT), "tensors": [{"key": "00000", "parts": [PART]}]}
 WHOLE = {
-    "format": 2,
-    "step": 3,
-    "model": asdict(SHAPE),
-    "model_fingerprint": SHAPE.fingerprint,
-    "plan": None,
-    "precision": "bf16",
-    "optimizer": {"beta1_pow_acc": 0.5},
-    "loss_scale": [1024.0, 3],
-    "data": {"samples": 12, "global_batch": 4, "identity": {"seed": 1}},
-    "files": [STORED],
-}
+    "format": 2, "step": 3, "model": asdict(SHAPE), "model_fingerprint": SHAPE.fingerprint, "plan": None,
+    "precision": "bf16", "optimizer": {"beta1_pow_acc": 0.5}, "loss_scale": [1024.0, 3],
+    "data": {"samples": 12, "global_batch": 4, "identity": {"seed": 1}}, "files": [STORED],
+}  # fmt: skip
 
 
 def written(folder: Path, index: Any) -> Path:

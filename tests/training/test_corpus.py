@@ -98,14 +98,10 @@ def test_a_folder_says_what_it_leaves_out(tmp_path):
     (own / "h.csv").write_text("a,b")
     nowhere, out = "a pipe, a device, or a link to a folder or to nothing", "a link out of the folder"
     left_out = {
-        own / "b.txt": out,
-        own / "d.txt": nowhere,
-        own / "deep" / "c.txt": out,
-        own / "e.txt": nowhere,
-        own / "f": nowhere,
-        own / "g.pdf": "it is a PDF; convert it to text",
+        own / "b.txt": out, own / "d.txt": nowhere, own / "deep" / "c.txt": out, own / "e.txt": nowhere,
+        own / "f": nowhere, own / "g.pdf": "it is a PDF; convert it to text",
         own / "h.csv": "neither JSON lines nor named .txt, .md, .rst, .py",
-    }
+    }  # fmt: skip
     assert find_files([own]) == (read, left_out)
     (tmp_path / "alias").symlink_to(own)
     assert len(find_files([tmp_path / "alias"]).files) == 2

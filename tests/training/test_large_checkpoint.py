@@ -82,16 +82,9 @@ def checkpoint(tmp_path_factory):
         ]
         files.append({"file": f"rank-{rank:05d}.safetensors", "bytes": 2**40, "crc32": 0, "tensors": tensors})
     index = {
-        "format": 2,
-        "step": 1,
-        "model": asdict(SHAPE),
-        "model_fingerprint": SHAPE.fingerprint,
-        "plan": {},
-        "optimizer": {},
-        "loss_scale": None,
-        "data": None,
-        "files": files,
-    }
+        "format": 2, "step": 1, "model": asdict(SHAPE), "model_fingerprint": SHAPE.fingerprint, "plan": {},
+        "optimizer": {}, "loss_scale": None, "data": None, "files": files,
+    }  # fmt: skip
     write_index(folder, index)
     return open_checkpoint(folder, SHAPE)
 

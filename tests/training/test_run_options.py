@@ -21,32 +21,13 @@ MODEL = SMALL | {"num_hidden_layers": 4, "max_position_embeddings": 64}
 KNOWN = {name for group in GROUPS for name in group.model_fields}
 # Options of the documentation of Galvatron and of its PaddleNLP port that training has, and values for them.
 DOCUMENTED = {
-    "galvatron_config_path": "None",
-    "pp_deg": "2",
-    "global_tp_deg": "2",
-    "global_tp_consec": "1",
-    "sdp": "1",
-    "global_train_batch_size": "16",
-    "chunks": "2",
-    "global_checkpoint": "1",
-    "pipeline_type": "gpipe",
-    "vocab_tp": "2",
-    "mixed_precision": "bf16",
-    "use-flash-attn": "0",
-    "sequence-parallel": "1",
-    "use_ulysses": "0",
-    "no_async_grad_reduce": "1",
-    "initialize_on_meta": "1",
-    "load": "weights",
-    "load_distributed": "0",
-    "save": "out",
-    "save-interval": "7",
-    "set_model_config_manually": "0",
-    "set_layernum_manually": "1",
-    "set_seqlen_manually": "1",
-    "num_hidden_layers": "2",
-    "seq_length": "16",
-}
+    "galvatron_config_path": "None", "pp_deg": "2", "global_tp_deg": "2", "global_tp_consec": "1", "sdp": "1",
+    "global_train_batch_size": "16", "chunks": "2", "global_checkpoint": "1", "pipeline_type": "gpipe", "vocab_tp": "2",
+    "mixed_precision": "bf16", "use-flash-attn": "0", "sequence-parallel": "1", "use_ulysses": "0",
+    "no_async_grad_reduce": "1", "initialize_on_meta": "1", "load": "weights", "load_distributed": "0", "save": "out",
+    "save-interval": "7", "set_model_config_manually": "0", "set_layernum_manually": "1", "set_seqlen_manually": "1",
+    "num_hidden_layers": "2", "seq_length": "16",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -183,12 +164,8 @@ def test_what_cannot_be_is_refused_by_name(folder, values, world_size, message):
 def test_stock_arguments_at_the_value_that_changes_nothing_are_taken(folder):
     plan_file(folder / "plan.json", 2)
     stock = {
-        "tensor_parallel_degree": -1,
-        "sharding": "",
-        "recompute": False,
-        "do_train": True,
-        "unified_checkpoint": 1,
-    }
+        "tensor_parallel_degree": -1, "sharding": "", "recompute": False, "do_train": True, "unified_checkpoint": 1,
+    }  # fmt: skip
     run = prepared({"galvatron_config_path": "plan.json", "seq_length": 16, **stock})
     assert run.settings.world_size == 2
 

@@ -80,14 +80,10 @@ def read(*paths: Path, encoding: str = "utf-8") -> list[str]:
 
 
 @given(
-    st.lists(TEXTS, min_size=1, max_size=3),
-    st.sampled_from([*NO_TEXT, "text", "text", "json", "json", "json"]),
-    st.sampled_from(ENDINGS),
-    st.sampled_from([*COMPRESSIONS]),
+    st.lists(TEXTS, min_size=1, max_size=3), st.sampled_from([*NO_TEXT, "text", "text", "json", "json", "json"]),
+    st.sampled_from(ENDINGS), st.sampled_from([*COMPRESSIONS]), st.booleans(), st.sampled_from(ENCODINGS),
     st.booleans(),
-    st.sampled_from(ENCODINGS),
-    st.booleans(),
-)
+)  # fmt: skip
 def test_any_file_is_read_as_it_is_or_refused(texts, kind, ending, compression, honest, encoding, named):
     """`honest`: the name shows the compression; `named`: the encoding is given."""
     is_json = ending.lower() in JSON_ENDINGS

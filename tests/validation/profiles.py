@@ -13,15 +13,9 @@ from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, Me
 
 SEQ, RANKS, SAMPLES = 32, 2, 8
 CONFIG: dict[str, Any] = {
-    "num_hidden_layers": 4,
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 509,
-    "max_position_embeddings": SEQ,
-    "tie_word_embeddings": False,
-}
+    "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 509, "max_position_embeddings": SEQ, "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 def write(folder: Path, family: str, **changed: Any) -> ModelShape:

@@ -22,38 +22,17 @@ def span(category: str, start_ms: float, stop_ms: float, name: str = "") -> dict
 
 def test_every_moment_counts_for_the_innermost_span_that_has_a_term():
     spans = [
-        span("wait", 0, 2),
-        span("forward", 2, 12),
-        span("gather", 3, 5),
-        span("collective", 3, 4, "all_gather"),
-        span("collective", 6, 8, "all_gather"),
-        span("layout", 8, 11),
-        span("collective", 9, 10, "all_to_all"),
-        span("backward", 12, 30),
-        span("recompute", 12, 20),
-        span("collective", 14, 15, "reduce_scatter"),
-        span("gradients", 25, 29),
-        span("collective", 26, 29, "all_reduce"),
-        span("sync", 30, 32),
-        span("collective", 32, 35, "all_reduce"),
-        span("optimizer", 35, 45),
-        span("collective", 36, 37, "all_reduce"),
+        span("wait", 0, 2), span("forward", 2, 12), span("gather", 3, 5), span("collective", 3, 4, "all_gather"),
+        span("collective", 6, 8, "all_gather"), span("layout", 8, 11), span("collective", 9, 10, "all_to_all"),
+        span("backward", 12, 30), span("recompute", 12, 20), span("collective", 14, 15, "reduce_scatter"),
+        span("gradients", 25, 29), span("collective", 26, 29, "all_reduce"), span("sync", 30, 32),
+        span("collective", 32, 35, "all_reduce"), span("optimizer", 35, 45), span("collective", 36, 37, "all_reduce"),
         span("collective", 40, 44, "all_gather"),
-    ]
+    ]  # fmt: skip
     assert measured_ms(reversed(spans), 50) == {
-        "waiting": 2,
-        "forward": 10 - 2 - 2 - 3,
-        "gathers": 2,
-        "tensor": 2 + 1,
-        "layouts": 3,
-        "backward": 18 - 8 - 4,
-        "recompute": 8 - 1,
-        "offload": 0,
-        "gradients": 4 + 2,
-        "optimizer": 10 - 1 - 4,
-        "publish": 4,
-        "idle": 3 + 1 + 5,
-    }
+        "waiting": 2, "forward": 10 - 2 - 2 - 3, "gathers": 2, "tensor": 2 + 1, "layouts": 3, "backward": 18 - 8 - 4,
+        "recompute": 8 - 1, "offload": 0, "gradients": 4 + 2, "optimizer": 10 - 1 - 4, "publish": 4, "idle": 3 + 1 + 5,
+    }  # fmt: skip
 
 
 def test_terms_add_up_to_the_step():
