@@ -100,7 +100,11 @@ def test_scripts_pass_on_their_variables(tmp_path, shell, family):
     paths = {"INPUT_PATH": "in put", "OUTPUT_PATH": "out/put", "GALVATRON": "echo"}
     for name, command in {"_h2g": "h2g", "_g2h": "g2h"}.items():
         stated = subprocess.run(
-            [shell, scripts / f"convert_{family}{name}.sh", "--more"], cwd=tmp_path, env=os.environ | paths,
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            [shell, scripts / f"convert_{family}{name}.sh", "--more"],
+            cwd=tmp_path,
+            env=os.environ | paths,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert stated.stdout == f"convert {command} in put out/put --family {family} --more\n"

@@ -38,9 +38,14 @@ class Used:
 
     def __init__(self, pieces: int, **assumed: bool):
         plan = Plan(
-            world_size=2, global_batch=1, micro_batches=1, stages=(1, 0), layers=(LayerStrategy(),),
-            vocab=VocabStrategy(pieces=pieces), assumed=Assumptions(seq_length=TOKENS, **assumed),
-        )  # fmt: skip
+            world_size=2,
+            global_batch=1,
+            micro_batches=1,
+            stages=(1, 0),
+            layers=(LayerStrategy(),),
+            vocab=VocabStrategy(pieces=pieces),
+            assumed=Assumptions(seq_length=TOKENS, **assumed),
+        )
         self.assumed, self.sizes = plan.assumed, tuple(plan.vocab.piece_sizes(TOKENS))
         weights = CheapWeights(SHAPE.initializer_range)
         setup = ModelSetup.of(plan, SHAPE, TOKENS, source=weights)

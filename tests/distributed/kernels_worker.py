@@ -109,9 +109,13 @@ def run_the_real_loss(folder: str, stages: str) -> None:
     Kernels.of = classmethod(lambda cls, _: cls(fused_cross_entropy=True))
     degree = int(os.environ["PADDLE_TRAINERS_NUM"]) // int(stages)
     plan = uniform_plan(
-        layers=int(stages), world_size=degree * int(stages), global_train_batch_size=2, pp_deg=int(stages),
-        global_tp_deg=degree, vocab_tp=degree,
-    )  # fmt: skip
+        layers=int(stages),
+        world_size=degree * int(stages),
+        global_train_batch_size=2,
+        pp_deg=int(stages),
+        global_tp_deg=degree,
+        vocab_tp=degree,
+    )
     case = small_case(plan, "llama")
     shape = replace(case.shape, vocab_size=256)
     engine = Engine(ModelSetup.of(case.plan, shape, case.seq_length))

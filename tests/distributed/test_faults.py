@@ -90,9 +90,14 @@ def settings(tmp_path, **given) -> TrainSettings:
     write_plan(case.plan, tmp_path / "plan.json")
     (tmp_path / "model.json").write_text(json.dumps(config_of(case.shape)))
     return TrainSettings(
-        plan=tmp_path / "plan.json", model=str(tmp_path / "model.json"), output_dir=tmp_path, max_steps=3,
-        input_dir="random", world_size=1, **given,
-    )  # fmt: skip
+        plan=tmp_path / "plan.json",
+        model=str(tmp_path / "model.json"),
+        output_dir=tmp_path,
+        max_steps=3,
+        input_dir="random",
+        world_size=1,
+        **given,
+    )
 
 
 def test_a_run_stops_at_a_loss_that_is_no_number(tmp_path, diverging):

@@ -53,9 +53,14 @@ def start(folder: Path, output: str, *words: str, steps: int = STEPS, **environm
         return fork_command(words, folder / f"{output}.txt", folder)
     with (folder / f"{output}.txt").open("ab") as out:
         return subprocess.Popen(
-            [sys.executable, *forking_command(*words)], cwd=folder, stdout=out, stderr=out,
-            env=begun_with() | environment, start_new_session=True, preexec_fn=heed_hang_ups,
-        )  # fmt: skip
+            [sys.executable, *forking_command(*words)],
+            cwd=folder,
+            stdout=out,
+            stderr=out,
+            env=begun_with() | environment,
+            start_new_session=True,
+            preexec_fn=heed_hang_ups,
+        )
 
 
 def log(folder: Path, output: str) -> list[dict]:

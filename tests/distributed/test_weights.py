@@ -22,9 +22,13 @@ SOURCE = SeededWeights(seed=3, deviation=0.5)
 
 
 @given(
-    rows=st.integers(1, 3 * TILE[0]), columns=st.integers(1, 3 * TILE[1]), axis=st.sampled_from([0, 1]),
-    parts=st.integers(1, 7), index=st.integers(0, 6), data=st.data(),
-)  # fmt: skip
+    rows=st.integers(1, 3 * TILE[0]),
+    columns=st.integers(1, 3 * TILE[1]),
+    axis=st.sampled_from([0, 1]),
+    parts=st.integers(1, 7),
+    index=st.integers(0, 6),
+    data=st.data(),
+)
 def test_a_part_is_drawn_as_it_is_cut_from_the_whole(rows, columns, axis, parts, index, data):
     length = (rows, columns)[axis]
     part = Slice(axis, index % parts, parts, -(-length // parts) * parts)

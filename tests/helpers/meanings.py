@@ -223,11 +223,16 @@ def by_transformers(oracle: str, configs: list[Config]) -> list[dict[str, Any] |
 
 THETAS = (1e4, 5e5, 1e6, 10000, None)
 ROPES: tuple[Any, ...] = (
-    None, {}, LLAMA3, *({"rope_type": kind} for kind in ("default", "linear", "dynamic", "yarn")), {"type": "default"},
-    {"type": "linear", "factor": 2.0}, {"rope_type": "dynamic", "factor": 2.0},
+    None,
+    {},
+    LLAMA3,
+    *({"rope_type": kind} for kind in ("default", "linear", "dynamic", "yarn")),
+    {"type": "default"},
+    {"type": "linear", "factor": 2.0},
+    {"rope_type": "dynamic", "factor": 2.0},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
     {"rope_type": "default", "partial_rotary_factor": 0.5},
-)  # fmt: skip
+)
 VALUES: dict[str, tuple[Any, ...]] = {
     "head_dim": (8, 32, None), "num_key_value_heads": (1, 8, 32, None),
     "hidden_act": ("silu", "swish", "relu", "gelu", "gelu_pytorch_tanh"), "tie_word_embeddings": (True, False),

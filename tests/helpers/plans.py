@@ -140,8 +140,14 @@ def valid_plans(draw: st.DrawFn) -> Plan:
         lambda degrees, experts, of_experts, *others: LayerStrategy(
             degrees[0], *others, context=degrees[1], ep=experts[0], etp=experts[1], experts_dp_type=of_experts
         ),
-        both, both, st.none() | dp_types, flags, flags, dp_types, recompute,
-    )  # fmt: skip
+        both,
+        both,
+        st.none() | dp_types,
+        flags,
+        flags,
+        dp_types,
+        recompute,
+    )
     vocab = st.builds(
         lambda degrees, pieces, *others: VocabStrategy(degrees[0], *others, context=degrees[1], pieces=pieces),
         both,
@@ -227,9 +233,16 @@ def plan(tp: int = 1, pp: int = 1, chunks: int = 1, sp: bool = False, world_size
     """The same strategy for all of four layers."""
     assumed = options.pop("assumed", Assumptions(sequence_parallel=sp, seq_length=128))
     return uniform_plan(
-        layers=4, world_size=world_size, global_train_batch_size=16, global_tp_deg=tp,
-        vocab_tp=options.pop("vocab_tp", tp), pp_deg=pp, chunks=chunks, assumed=assumed, **options,
-    )  # fmt: skip
+        layers=4,
+        world_size=world_size,
+        global_train_batch_size=16,
+        global_tp_deg=tp,
+        vocab_tp=options.pop("vocab_tp", tp),
+        pp_deg=pp,
+        chunks=chunks,
+        assumed=assumed,
+        **options,
+    )
 
 
 def recomputing(of: Plan, *layers: int) -> Plan:

@@ -9,9 +9,16 @@ from paddlenlp_galvatron.runtime.adapters import load_family
 @pytest.fixture(scope="session", params=["llama", pytest.param("qwen2", marks=pytest.mark.slow)])
 def shape(request) -> ModelShape:
     return ModelShape(
-        name=f"small-{request.param}", family=request.param, layers=2, hidden_size=64, intermediate_size=96, heads=8,
-        kv_heads=4, vocab_size=250, max_position_embeddings=64,
-    )  # fmt: skip
+        name=f"small-{request.param}",
+        family=request.param,
+        layers=2,
+        hidden_size=64,
+        intermediate_size=96,
+        heads=8,
+        kv_heads=4,
+        vocab_size=250,
+        max_position_embeddings=64,
+    )
 
 
 @pytest.fixture(scope="session")

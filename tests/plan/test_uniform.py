@@ -19,10 +19,20 @@ from paddlenlp_galvatron.plan.uniform import even_stages
 
 def test_every_option_is_in_the_plan():
     plan = uniform_plan(
-        layers=7, world_size=16, global_train_batch_size=32, pp_deg=2, global_tp_deg=4, global_tp_consec=False,
-        sdp=True, chunks=4, global_checkpoint=True, pipeline_type="gpipe", vocab_tp=2, default_dp_type="zero2",
+        layers=7,
+        world_size=16,
+        global_train_batch_size=32,
+        pp_deg=2,
+        global_tp_deg=4,
+        global_tp_consec=False,
+        sdp=True,
+        chunks=4,
+        global_checkpoint=True,
+        pipeline_type="gpipe",
+        vocab_tp=2,
+        default_dp_type="zero2",
         use_ulysses=True,
-    )  # fmt: skip
+    )
     (layer,) = set(plan.layers)
     assert (layer.degree, layer.ulysses, layer.consecutive, layer.recompute) == (4, True, False, Recompute.FULL)
     assert layer.dp_type is plan.vocab.dp_type is DataParallel.ZERO3

@@ -42,9 +42,13 @@ def check_against_enumeration(seed: int, two: bool = False) -> bool:
     }  # fmt: skip
     options = SearchOptions.from_mapping({"gap": 0} | values)
     cost = (two_types if two else example)(
-        num_nodes=options.num_nodes, gpus_per_node=2, hardware=HARDWARE, model=models if two else models[0],
-        sequence_parallel=options.sequence_parallel, async_grad_reduce=not options.no_async_grad_reduce,
-    )  # fmt: skip
+        num_nodes=options.num_nodes,
+        gpus_per_node=2,
+        hardware=HARDWARE,
+        model=models if two else models[0],
+        sequence_parallel=options.sequence_parallel,
+        async_grad_reduce=not options.no_async_grad_reduce,
+    )
     result, best = search(models, cost, options), best_by_enumeration(models, cost, options)
     if best == inf:
         assert result.best is None, seed
@@ -60,9 +64,13 @@ def test_equals_enumeration(two: bool, seeds: Sequence[int]) -> None:
 
 
 @given(
-    degree=st.sampled_from((1, 2, 4, 8)), ulysses=st.booleans(), consecutive=st.booleans(),
-    micro_batch=st.sampled_from((8, 16, 64)), sequence_parallel=st.booleans(), async_grad_reduce=st.booleans(),
-)  # fmt: skip
+    degree=st.sampled_from((1, 2, 4, 8)),
+    ulysses=st.booleans(),
+    consecutive=st.booleans(),
+    micro_batch=st.sampled_from((8, 16, 64)),
+    sequence_parallel=st.booleans(),
+    async_grad_reduce=st.booleans(),
+)
 def test_zero3_and_recompute_only_add_to_a_layers_passes(
     degree: int, ulysses: bool, consecutive: bool, micro_batch: int, sequence_parallel: bool, async_grad_reduce: bool
 ) -> None:

@@ -53,10 +53,15 @@ A, B = ["node-a"], ["node-b"]
 
 def test_logs_of_all_programs_become_the_files(tmp_path):
     paths = written(
-        tmp_path, ("1", log("all_reduce", 8 * A + 8 * B, 90)), ("2", log("all_reduce", 8 * A, 360)),
-        ("3", log("all_reduce", A + B, 45)), ("4", log("all_gather", 8 * A, 340)),
-        ("5", log("reduce_scatter", 8 * A, 350)), ("6", log("alltoall", 8 * A, 300)), ("7", log("sendrecv", A + B, 40)),
-    )  # fmt: skip
+        tmp_path,
+        ("1", log("all_reduce", 8 * A + 8 * B, 90)),
+        ("2", log("all_reduce", 8 * A, 360)),
+        ("3", log("all_reduce", A + B, 45)),
+        ("4", log("all_gather", 8 * A, 340)),
+        ("5", log("reduce_scatter", 8 * A, 350)),
+        ("6", log("alltoall", 8 * A, 300)),
+        ("7", log("sendrecv", A + B, 40)),
+    )
     profile = import_nccl_tests(paths, 2, 8)
     gb_per_s = 1e9 / MIB / 1e3
     expected = {(16, True): 90, (8, True): 360, (2, False): 45}
@@ -104,10 +109,20 @@ def test_what_cannot_be_read_is_named(tmp_path, texts, message):
 
 
 PREFIXES = (
-    "[1,0]<stdout>:", "[1,0]<stdout>: ", "0: ", " 0: ", "worker-0 | ", "job-master-0  | 0: ",
-    "[pod/job-launcher-x7k2p/mpi] ", "2025-11-25T10:00:0{}.123456789Z ", "2025-11-25 10:00:0{} [1,0]<stdout>:",
-    "[2025-11-25 10:00:0{}] ", "Nov 25 10:00:0{} node-a run[417]: ", "(worker-0) 0 ", "\x1b[36m0: \x1b[0m",
-)  # fmt: skip
+    "[1,0]<stdout>:",
+    "[1,0]<stdout>: ",
+    "0: ",
+    " 0: ",
+    "worker-0 | ",
+    "job-master-0  | 0: ",
+    "[pod/job-launcher-x7k2p/mpi] ",
+    "2025-11-25T10:00:0{}.123456789Z ",
+    "2025-11-25 10:00:0{} [1,0]<stdout>:",
+    "[2025-11-25 10:00:0{}] ",
+    "Nov 25 10:00:0{} node-a run[417]: ",
+    "(worker-0) 0 ",
+    "\x1b[36m0: \x1b[0m",
+)
 PROGRAMS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall")
 
 

@@ -255,9 +255,13 @@ def test_a_damaged_file_is_read_or_refused_in_words_never_with_a_traceback(tmp_p
         assert all(fault.startswith(str(folder / name)) and len(fault) < 600 for fault in error.faults)
         return
     plans = st.builds(
-        LayerStrategy, st.sampled_from([1, 2, 4]), st.booleans(), st.booleans(), st.sampled_from(DataParallel),
+        LayerStrategy,
+        st.sampled_from([1, 2, 4]),
         st.booleans(),
-    )  # fmt: skip
+        st.booleans(),
+        st.sampled_from(DataParallel),
+        st.booleans(),
+    )
     assumed = Assumptions(
         data.draw(st.booleans()), Precision.BF16, data.draw(st.booleans()), data.draw(st.sampled_from([512, 1024]))
     )
@@ -266,9 +270,14 @@ def test_a_damaged_file_is_read_or_refused_in_words_never_with_a_traceback(tmp_p
         "memory_profile_mode": data.draw(st.sampled_from(["static", "sequence"])),
     }
     plan = Plan(
-        world_size=8, global_batch=32, micro_batches=2, stages=(2, 2), layers=tuple(data.draw(plans) for _ in range(4)),
-        vocab=VocabStrategy(data.draw(st.sampled_from([1, 2, 4]))), assumed=assumed,
-    )  # fmt: skip
+        world_size=8,
+        global_batch=32,
+        micro_batches=2,
+        stages=(2, 2),
+        layers=tuple(data.draw(plans) for _ in range(4)),
+        vocab=VocabStrategy(data.draw(st.sampled_from([1, 2, 4]))),
+        assumed=assumed,
+    )
     try:
         predicted = load(MODEL, 2, 4, assumed, folder=folder, allow_foreign_profiles=data.draw(st.booleans()), **modes)
         assert predicted.predict(plan).time_s > 0

@@ -21,9 +21,13 @@ RESERVE_MIB = 300.0
 
 def plan(predicted: bool = True, world_size: int = 4, pp: int = 2) -> Plan:
     made = uniform_plan(
-        layers=4, world_size=world_size, global_train_batch_size=8, pp_deg=pp, chunks=2,
+        layers=4,
+        world_size=world_size,
+        global_train_batch_size=8,
+        pp_deg=pp,
+        chunks=2,
         assumed=Assumptions(seq_length=64),
-    )  # fmt: skip
+    )
     stages = [
         {"memory": {"context_mib": RESERVE_MIB}, "memory_mib": mib + RESERVE_MIB}
         for mib in STAGES_MIB[: len(made.stages)]

@@ -111,9 +111,13 @@ def test_a_split_vocabularys_loss_goes_to_paddles_kernel_where_no_column_is_padd
     monkeypatch.setattr(cross_entropy, "fused_loss", kernel)
     of = shape(vocab_size=vocab_size)
     plan = uniform_plan(
-        layers=1, world_size=2, global_train_batch_size=1, global_tp_deg=2, vocab_tp=2,
+        layers=1,
+        world_size=2,
+        global_train_batch_size=1,
+        global_tp_deg=2,
+        vocab_tp=2,
         assumed=Assumptions(seq_length=SEQ),
-    )  # fmt: skip
+    )
     kernels = Kernels(fused_cross_entropy=True)
     setup = ModelSetup.of(plan, of, SEQ, source=CheapWeights(0.02), kernels=kernels)
     stage = Stage(setup, RankGroups(plan, 0, FakeGroups()))

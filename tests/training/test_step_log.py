@@ -25,9 +25,18 @@ PLAN = uniform_plan(layers=1, world_size=1, global_train_batch_size=1)
 
 def record(step: int, loss: float = 1.0) -> step_log.StepRecord:
     return step_log.StepRecord(
-        step=step, steps=9, loss=loss, lr=1e-3, grad_norm=1.0, step_time_s=0.1, data_s=0.01, tokens_per_s=9.0,
-        plan=plan_id(PLAN), peak_memory_mib=[1.0], peak_memory_rank=0,
-    )  # fmt: skip
+        step=step,
+        steps=9,
+        loss=loss,
+        lr=1e-3,
+        grad_norm=1.0,
+        step_time_s=0.1,
+        data_s=0.01,
+        tokens_per_s=9.0,
+        plan=plan_id(PLAN),
+        peak_memory_mib=[1.0],
+        peak_memory_rank=0,
+    )
 
 
 def write(path, *steps: int) -> list[int]:

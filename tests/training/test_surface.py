@@ -64,9 +64,13 @@ def test_events_come_as_in_paddlenlps_own_trainer(tmp_path):
     GalvatronTrainer(model_file(tmp_path), args, train_dataset=PAIRS, eval_dataset=PAIRS, callbacks=[ours]).train()
     fields = {name: value for name, value in MODEL.items() if name != "model_type"}
     args = TrainingArguments(
-        output_dir=str(tmp_path / "stock"), per_device_train_batch_size=4, gradient_accumulation_steps=2,
-        disable_tqdm=True, report_to=[], **steps,
-    )  # fmt: skip
+        output_dir=str(tmp_path / "stock"),
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        disable_tqdm=True,
+        report_to=[],
+        **steps,
+    )
     model = LlamaForCausalLM(LlamaConfig(**fields))
     Trainer(model=model, args=args, train_dataset=PAIRS, eval_dataset=PAIRS, callbacks=[stock]).train()
     # Evaluation has batches of its own size.

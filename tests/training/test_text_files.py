@@ -80,10 +80,14 @@ def read(*paths: Path, encoding: str = "utf-8") -> list[str]:
 
 
 @given(
-    st.lists(TEXTS, min_size=1, max_size=3), st.sampled_from([*NO_TEXT, "text", "text", "json", "json", "json"]),
-    st.sampled_from(ENDINGS), st.sampled_from([*COMPRESSIONS]), st.booleans(), st.sampled_from(ENCODINGS),
+    st.lists(TEXTS, min_size=1, max_size=3),
+    st.sampled_from([*NO_TEXT, "text", "text", "json", "json", "json"]),
+    st.sampled_from(ENDINGS),
+    st.sampled_from([*COMPRESSIONS]),
     st.booleans(),
-)  # fmt: skip
+    st.sampled_from(ENCODINGS),
+    st.booleans(),
+)
 def test_any_file_is_read_as_it_is_or_refused(texts, kind, ending, compression, honest, encoding, named):
     """`honest`: the name shows the compression; `named`: the encoding is given."""
     is_json = ending.lower() in JSON_ENDINGS

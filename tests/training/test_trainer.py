@@ -164,9 +164,14 @@ def test_a_callback_stops_a_run_and_another_one_continues(tmp_path):
 @pytest.mark.parametrize("saving", [{"save_strategy": "epoch"}, {"save_steps": 1}], ids=str)
 def test_epochs_are_passes_over_the_training_split(tmp_path, prefix, saving):
     run = settings(
-        tmp_path, input_dir=str(prefix), split="8,2,0", max_steps=-1, num_train_epochs=2.0, evaluation_strategy="epoch",
+        tmp_path,
+        input_dir=str(prefix),
+        split="8,2,0",
+        max_steps=-1,
+        num_train_epochs=2.0,
+        evaluation_strategy="epoch",
         **saving,
-    )  # fmt: skip
+    )
     (tmp_path / "model.json").write_text(json.dumps({**MODEL, "vocab_size": 512}))
     received = Received()
     trainer = GalvatronTrainer(run, callbacks=[received])

@@ -35,10 +35,17 @@ def often(plain, *others):
 
 def folders() -> st.SearchStrategy[Folder]:
     return st.builds(
-        Folder, single=st.booleans(), parts=st.booleans(), index=st.booleans(), fault=often("", *FAULTS),
-        prefix=often("model.", *PREFIXES), quant=often("", *QUANT), head=st.sampled_from(["", "same", "other"]),
-        tied=st.booleans(), others=st.lists(st.sampled_from(OTHERS), max_size=2).map(tuple),
-    )  # fmt: skip
+        Folder,
+        single=st.booleans(),
+        parts=st.booleans(),
+        index=st.booleans(),
+        fault=often("", *FAULTS),
+        prefix=often("model.", *PREFIXES),
+        quant=often("", *QUANT),
+        head=st.sampled_from(["", "same", "other"]),
+        tied=st.booleans(),
+        others=st.lists(st.sampled_from(OTHERS), max_size=2).map(tuple),
+    )
 
 
 def opened(spec: Folder, folder: Path) -> HuggingFaceWeights:
