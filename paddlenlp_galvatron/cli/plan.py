@@ -356,7 +356,7 @@ def _of_recipe(
     if read.sharding_parallel_size < 1:
         world_size = world_size or by_default
     if not (named := model_size or read.model_name_or_path):
-        raise UserError("model_size: missing, and the recipe names no model; give --model_size NAME")
+        raise UserError("model_size: missing in the recipe; add it: galvatron plan from-paddlefleet --model_size NAME")
     shape = load_model(named)
     with within(str(file)):
         recipe = read_recipe(content, shape, world_size)

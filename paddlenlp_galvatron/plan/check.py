@@ -56,8 +56,8 @@ def task_note(plan: Plan, rank: int | None) -> str:
 def require_trainable(plan: Plan, task: str = "", adapts: bool = False) -> None:
     """Raise UserError when the plan has a feature that is planned only, or was searched for adapters, which need less
     memory than all weights, unless this `task`, where one is given, `adapts`, too."""
-    if plan.assumed.products:
-        raise UserError(f"assumed.products: {plan.assumed.products} is planned only; search a plan without --products")
+    if products := plan.assumed.products:
+        raise UserError(f"assumed.products: {products} is planned only; find one: galvatron search without --products")
     if task and adapters_of(plan) is not None and not adapts:
         raise UserError(
             f"galvatron.searched_from: the plan was searched for adapters, but {task} trains all weights; search "

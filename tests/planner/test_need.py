@@ -22,21 +22,14 @@ def question(seed: int) -> dict[str, Any]:
     draw = random.Random(seed)
     model = draw.choice(MODELS)
     asked = {
-        "model_size": model,
-        "device": draw.choice(sorted(SIZES_GB)),
-        "world_size": draw.choice((1, 2, 4, 8, 16, 32)),
-        "settle_bsz": draw.choice((8, 16, 61, 64, 256)),
-        "seq_length": draw.choice((512, 2048, 4096)),
+        "model_size": model, "device": draw.choice(sorted(SIZES_GB)), "world_size": draw.choice((1, 2, 4, 8, 16, 32)),
+        "settle_bsz": draw.choice((8, 16, 61, 64, 256)), "seq_length": draw.choice((512, 2048, 4096)),
         "task": draw.choice(("pretrain", "sft") if "a3b" in model else ("pretrain", "lora", "sft")),
-        "max_tp_deg": draw.choice((1, 2, 8)),
-        "max_cp_deg": draw.choice((1, 1, 4)),
-        "max_virtual_pp_deg": draw.choice((1, 1, 2)),
-        "sp_space": draw.choice(("tp", "tp+sp")),
-        "disable_ckpt": draw.random() < 0.3,
-        "recompute_parts": draw.random() < 0.3,
-        "offload_optimizer": draw.random() < 0.1,
-        "memory_constraint": draw.choice((0.1, 0.5, 1, 2, 6, 12, 24)),
-    }
+        "max_tp_deg": draw.choice((1, 2, 8)), "max_cp_deg": draw.choice((1, 1, 4)),
+        "max_virtual_pp_deg": draw.choice((1, 1, 2)), "sp_space": draw.choice(("tp", "tp+sp")),
+        "disable_ckpt": draw.random() < 0.3, "recompute_parts": draw.random() < 0.3,
+        "offload_optimizer": draw.random() < 0.1, "memory_constraint": draw.choice((0.1, 0.5, 1, 2, 6, 12, 24)),
+    }  # fmt: skip
     asked |= {"context_mib": draw.choice((0, 3000))} if draw.random() < 0.2 else {}
     if "a3b" not in model and draw.random() < 0.2:
         asked |= {"trainer": draw.choice(("paddlenlp", "paddlefleet", "paddleformers")), "max_virtual_pp_deg": 1}
