@@ -9,8 +9,6 @@ printed are the errors by publisher, and the rows that the planner cannot expres
 rows and errors, as shares of 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """`galvatron fit`: how many GPUs a model needs for a task, and how fast each number of GPUs is. Runs nothing."""
 
-from __future__ import annotations
-
 from json import dumps
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`galvatron parity`: check that a plan trains the same as one process."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict
 from json import dumps

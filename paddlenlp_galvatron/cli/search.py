@@ -1,7 +1,5 @@
 """`galvatron search`: find the best plan from profile files. Its options are the fields of the groups below."""
 
-from __future__ import annotations
-
 import os
 import resource
 import time

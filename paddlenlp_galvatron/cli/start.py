@@ -1,7 +1,5 @@
 """How training by a plan is started, for the commands that write or show one."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """From a folder of profile files (or their paths), or from the data sheet of a node, to a cost model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model's shape from a Hugging Face or PaddleNLP `config.json`, and the way back."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Reading fields of a config.json: checked, and with the family's values where they are left out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """A recipe of PaddleFleet read as a plan: what it says, surprises, and refusals. `fleet_fields` has its fields, the
 rules of layers are in `plan.fleet_layers`."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

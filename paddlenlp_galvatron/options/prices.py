@@ -1,7 +1,5 @@
 """The task with its data, the whole training, and the source of the prices of a plan."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal, Self
 

@@ -1,7 +1,5 @@
 """Whether a plan can run: every rule once, each fault one line with field, layer and remedy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar

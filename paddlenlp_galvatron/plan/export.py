@@ -8,8 +8,6 @@ lists, and empty layers shorten its first and last stage. The older PaddleFormer
 Their Llama and Qwen2 have no Ulysses; Megatron-SP, the pipeline and ZeRO are as stock PaddleNLP has them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

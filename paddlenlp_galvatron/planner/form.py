@@ -1,8 +1,6 @@
 """The question of the what-if page, as its form has it, and the answer: the best plan, or the changes that it would
 need."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

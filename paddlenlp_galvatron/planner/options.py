@@ -1,7 +1,5 @@
 """Every option of the search and of the task that it prices, under one canonical name; the seeds' names are aliases."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

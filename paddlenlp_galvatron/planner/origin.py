@@ -1,8 +1,6 @@
 """A plan's file, and the question of the search that it came from: model, cluster, profiles and options, as the file or
 the user names them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ three or more, sets of its own strategies are searched, and pairs of the familie
 plan within the tolerance, up to `MOST_PAIRS` of each.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Plans for fewer nodes of the same cluster, with the global batch of a plan, for the day on which nodes are lost."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf

@@ -3,8 +3,6 @@
 A plan on another number of GPUs also has the reason why each field changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any

@@ -1,8 +1,6 @@
 """The answer of `galvatron fit`: a table with a row for each number of GPUs, the numbers that it recommends, and JSON;
 and that of `galvatron plan spare`: what each lost node costs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import inf

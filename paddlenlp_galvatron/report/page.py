@@ -1,8 +1,6 @@
 """Renders a plan as one HTML file without network: layers, memory, time line, what-ifs, and a run; and the what-if
 page: its form, the best plan drawn, and the commands that give it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -7,8 +7,6 @@ Shapes: T tokens held between layers, U tokens of the dp share (U = T·t under M
 padded vocabulary, v = V / t the columns held here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The lock of written files: one at a time, ends with its holder, and shared with processes that the holder starts."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Which instructions the processor lacks, by Linux's list."""
 
-from __future__ import annotations
-
 import os
 import platform
 from pathlib import Path

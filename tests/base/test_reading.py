@@ -1,7 +1,5 @@
 """Foreign files through the one reader, and foreign text on a terminal."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

@@ -1,7 +1,5 @@
 """A command whose output nobody reads any more does its work; one that cannot write it says so."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

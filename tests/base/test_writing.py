@@ -1,7 +1,5 @@
 """Whole and durable files and folders: names, modes, strangers' files, renames that a network file system repeats."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import threading

@@ -1,7 +1,5 @@
 """Data sheets from measured steps: made-up clusters whose numbers are known, logs, and the command."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

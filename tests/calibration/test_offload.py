@@ -1,7 +1,5 @@
 """The optimizer's states on the host, planned by fit."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,8 +1,6 @@
 """`python held_search.py N WORD…`: the command of these words, which stays inside the search's core once N families are
 solved, until a signal ends it. Says `held` on stdout then."""
 
-from __future__ import annotations
-
 import sys
 from math import inf
 from typing import Any

@@ -1,7 +1,5 @@
 """Every answer with `--json` has a published schema. The fixture `galvatron` holds those of searches against theirs."""
 
-from __future__ import annotations
-
 import json
 
 import jsonschema

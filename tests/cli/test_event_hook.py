@@ -1,7 +1,5 @@
 """`--on_event`: the user's command gets each event, and does no harm to a run."""
 
-from __future__ import annotations
-
 import json
 from io import StringIO
 

@@ -4,8 +4,6 @@ Values are found by trying: a new option needs no row here, unless it needs othe
 `test_option_effects` and the tests of each feature show that the field is read afterwards.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import suppress

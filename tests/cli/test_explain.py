@@ -1,7 +1,5 @@
 """`galvatron explain`: its terms add up, and each "what if" is the answer of a search under that change."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`galvatron fit`: its table, its line of JSON, its page in both languages."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

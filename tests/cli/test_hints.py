@@ -1,7 +1,5 @@
 """Hints of `fit` and `search`, plans for another program's trainer, and the lines that start a run."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Searches that a signal ends, each held in its own process until it has come; a run that is stopped is not done."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

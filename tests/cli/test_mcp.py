@@ -1,7 +1,5 @@
 """`galvatron mcp`, driven by the client of the `mcp` package."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

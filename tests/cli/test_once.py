@@ -1,7 +1,5 @@
 """A command settles each question once, and imports the modules for that alone."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

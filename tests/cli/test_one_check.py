@@ -1,7 +1,5 @@
 """Every command that takes a plan and a model accepts and refuses the same pairs, with the same words."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """One answer to one question: memory, reserve and MFU of a device are the same in every command that plans for it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 The options of `search`, `train` and `profile` are in the `test_option_effects` of planner, training and measure.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The commands of `scripts/quickstart.sh`; measurements are derived, and training is shown."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Every option that an error or a note names is one of the command that says it, or stands behind its own command."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Commands that run a plan refuse impossible runs: one clear line, exit code 2, before any process starts."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

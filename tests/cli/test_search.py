@@ -1,8 +1,6 @@
 """`galvatron search`: options by every documented name, config files, output, files and exit codes, for any flags and
 profile files."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """The shell scripts with a stand-in for their command: blocks as a whole, values as data, and where they run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`galvatron plan spare` and `galvatron train --spare`: plans for fewer nodes, ready before a node fails."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings that the layers do not compute are refused by every command that takes a model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

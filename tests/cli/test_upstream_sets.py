@@ -3,8 +3,6 @@
 Options that need GPUs (flash attention, `device gpu`) are refused by name on a machine without, and they alone.
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

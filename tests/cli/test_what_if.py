@@ -1,7 +1,5 @@
 """`galvatron what-if`: access, answers, and the page in a browser."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

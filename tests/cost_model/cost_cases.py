@@ -1,7 +1,5 @@
 """Plans of every kind on four ranks with a model large enough that its tensors, not its scalars, fill memory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from distributed.plans import (

@@ -3,8 +3,6 @@
 python tests/cost_model/predictions.py    # writes it again; the differences show what a change of prices does
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

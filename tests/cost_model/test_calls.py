@@ -1,7 +1,5 @@
 """As many gradient messages as are priced: each has its latency, which on small layers is all of its price."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("paddle")

@@ -1,7 +1,5 @@
 """The terms of a plan's breakdown add up to its prediction, for any plan."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

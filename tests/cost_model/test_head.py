@@ -1,7 +1,5 @@
 """The LM head by pieces of tokens: its memory as counted in a real one, its messages, times and launches."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from functools import cache

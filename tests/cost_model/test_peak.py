@@ -1,7 +1,5 @@
 """The walk through a stage's passes, against a count of every moment by hand."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """1,060 stored predictions, 60 of them with experts: a change that keeps prices keeps all of them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

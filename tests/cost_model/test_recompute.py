@@ -1,7 +1,5 @@
 """Layers that recompute some of their parts: between those that recompute nothing and those that recompute all."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """One rank: for each job, load a checkpoint or begin, train, save, train on; write down the losses."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Pairwise testing: D. R. Kuhn, D. R. Wallace and A. M. Gallo, "Software Fault Int
 Testing", IEEE Transactions on Software Engineering 30(6), 2004.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 

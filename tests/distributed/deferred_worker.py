@@ -3,8 +3,6 @@
 Arguments: the folder of the messages, a seed, the worker's module, and the worker's own arguments.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

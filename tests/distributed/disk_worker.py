@@ -1,7 +1,5 @@
 """Trains and saves on a disk that is watched, or fails: see `faulty_disk.c`, which is preloaded."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

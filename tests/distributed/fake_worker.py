@@ -5,8 +5,6 @@ Allocations, frees and waits of the passes of each step are written next to the 
 optimizer states in the host's memory: "offloaded".
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

@@ -1,7 +1,5 @@
 """One rank of a training that goes wrong in its second step, on the rank and at the given place."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

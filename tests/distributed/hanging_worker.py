@@ -1,7 +1,5 @@
 """One of two ranks that hang: the first waits for a message; the second sleeps (`one`), or waits, too (`both`)."""
 
-from __future__ import annotations
-
 import sys
 import time
 

@@ -4,8 +4,6 @@ Words: `twins` and the worker's folder; `nan` and a folder of cases, whose secon
 third has no others; or `loss`, a folder and a number of stages: the fused loss's own operator.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

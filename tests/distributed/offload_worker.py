@@ -1,8 +1,6 @@
 """One rank: trains each case with the optimizer and activations on the device and in the host's memory, saves both half
 way, lets each continue from the other's checkpoint; writes down whether all are equal, and the device's memory."""
 
-from __future__ import annotations
-
 import gc
 import json
 import sys

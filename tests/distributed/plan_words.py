@@ -1,7 +1,5 @@
 """Layer-wise plans from a few words, and the small models that try them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from functools import reduce

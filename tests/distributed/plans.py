@@ -1,7 +1,5 @@
 """Layer-wise plans for the parity tests, as lists of named cases."""
 
-from __future__ import annotations
-
 from paddlenlp_galvatron.plan import DataParallel, Precision, Schedule
 
 from .plan_words import SEED, WORDS, Named, having, in_16_bits, named, plan

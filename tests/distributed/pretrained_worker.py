@@ -1,8 +1,6 @@
 """One rank: for each job, begin with the weights of a folder, train as the oracle did, and note logits and losses; and
 for each job with adapters, train them as PEFT's and TRL's oracle did."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small model in one process, its optimizer and its data, and what continues from its checkpoints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from paddlenlp_galvatron.check.parity.parity import small_case

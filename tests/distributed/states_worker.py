@@ -1,7 +1,5 @@
 """One rank: bytes that a plan's engine holds after each part of a step, and the calls of its pipeline and units."""
 
-from __future__ import annotations
-
 import gc
 import json
 import sys

@@ -8,8 +8,6 @@ summed over the ranks, which other programs disturb less; and the largest differ
 proof that both did the same work. `benchmarks/runtime_worker.py` says how the two take turns.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

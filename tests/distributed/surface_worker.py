@@ -1,7 +1,5 @@
 """One rank of a script of a PaddleNLP user: a callback that writes down all that it finds, on a data set of its own."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -1,8 +1,6 @@
 """Damaged checkpoints are named and older ones taken; a full disk leaves the ones before whole; other data are
 reported."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

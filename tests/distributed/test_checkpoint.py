@@ -1,7 +1,5 @@
 """A checkpoint under one plan is the same training under every other, and whole or not at all."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

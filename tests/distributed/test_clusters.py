@@ -1,7 +1,5 @@
 """Nodes by the variables of a cluster's launcher."""
 
-from __future__ import annotations
-
 import json
 from itertools import combinations
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The same plans under a backend that does everything as late as it may, without a word between host and device."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """`galvatron train --task dpo`: the reference is made once, a run continues under another plan, and its log shows
 it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import chdir

@@ -1,7 +1,5 @@
 """Under Paddle's launcher: started again after a kill, and stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

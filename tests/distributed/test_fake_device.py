@@ -7,8 +7,6 @@ Plans of one stage have no receive that a wait could meet: there AdamW's states,
 second allocate once more.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

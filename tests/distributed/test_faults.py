@@ -1,7 +1,5 @@
 """A fault of one rank ends all of them, by name; a fault of numbers leaves the weights alone."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

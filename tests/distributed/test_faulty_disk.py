@@ -1,7 +1,5 @@
 """Checkpoints on disks that fail, on network file systems, and through a loss of power at any moment."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

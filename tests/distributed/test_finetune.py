@@ -1,7 +1,5 @@
 """`galvatron train --task sft`: the same losses under any plan, packed or not, and after a restart."""
 
-from __future__ import annotations
-
 import json
 from contextlib import chdir
 

@@ -1,7 +1,5 @@
 """A wait in a gloo group ends when the launch says, not after gloo's 30 s: a slow rank is not a lost one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

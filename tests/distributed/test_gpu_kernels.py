@@ -1,7 +1,5 @@
 """Kernels that only GPUs run: whole plans with every fused kernel, by twins of those that a CPU has not."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

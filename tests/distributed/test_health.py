@@ -1,7 +1,5 @@
 """A run prints its health from its log, and warns of a plan whose prediction does not hold."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

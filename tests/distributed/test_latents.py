@@ -1,7 +1,5 @@
 """DeepSeek's layers train as in one process, whose attention is PaddleNLP's own and whose experts are plain loops."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

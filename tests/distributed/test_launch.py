@@ -3,8 +3,6 @@
 The ranks here compute nothing: they say what ranks say, without Paddle. test_faults.py has real ones.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Real ranks over gloo listen on the loopback alone, and their errors are a line."""
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

@@ -1,7 +1,5 @@
 """LoRA from a base to a merged model: a run under two plans, its adapters in others' folders, and what is refused."""
 
-from __future__ import annotations
-
 import gc
 import json
 import math

@@ -1,7 +1,5 @@
 """Logits, losses and gradients by pieces of tokens: the same training as one process with all logits at once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Multi-token prediction on one rank: packed rows and pieces of the loss, and mistakes that gradients show."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

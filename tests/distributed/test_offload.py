@@ -1,8 +1,6 @@
 """With the optimizer's states and activations in the host's memory training is the same, bit for bit, and so are
 checkpoints."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

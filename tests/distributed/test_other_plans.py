@@ -1,8 +1,6 @@
 """A run of a model with experts continues under one plan after the other, with logging and evaluation at their
 defaults; each plan's health line and report read the steps of that plan alone."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A run that ends for lack of memory says so: by the rank, its peak, and the prediction."""
 
-from __future__ import annotations
-
 import json
 import resource
 import signal

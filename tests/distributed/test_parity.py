@@ -1,7 +1,5 @@
 """Every kind of layer-wise plan trains as one process does: losses and each gradient, on real processes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """In one process: fp32 values stay in fp32 under 16 bits, a type that a CPU lacks is refused, and a recomputed layer
 sees its dropout mask again (test_states.py: ranks draw masks of their own)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

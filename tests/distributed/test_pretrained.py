@@ -1,7 +1,5 @@
 """Under any plan, a Hugging Face model gives the logits that transformers gives, trains as there, and comes back."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import cycle

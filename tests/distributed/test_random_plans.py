@@ -1,7 +1,5 @@
 """Plans drawn at random from the whole space train as one process does: some in bf16, and a sweep of 144."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A run that is killed or stopped continues where it was, and ends as one that ran straight through."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

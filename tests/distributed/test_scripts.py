@@ -1,7 +1,5 @@
 """The scripts end to end: text, profiles, a searched layer-wise plan, and training by it that equals one process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Model states are really sharded and passes run in the schedule's order: bytes and orders of real ranks."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

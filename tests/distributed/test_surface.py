@@ -1,8 +1,6 @@
 """Attributes that a PaddleNLP user's callback and script read on 2 and 4 processes, under uniform and layer-wise
 plans."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`galvatron train --trace`: the measured time line of two ranks in a pipeline, in the shape of the predicted one."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Fine-tuning under any plan: rows of several documents train as each document alone does in one process."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """One world over two network namespaces: groups, point-to-point and the launch itself work across hosts."""
 
-from __future__ import annotations
-
 import json
 import sys
 from contextlib import ExitStack

@@ -4,8 +4,6 @@ The ranks here wait without end, as NCCL's do, and need no Paddle; test_launch.p
 cases happen at once, each on two nodes of its own: most of their time is silence that must be sure.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

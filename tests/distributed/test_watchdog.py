@@ -1,7 +1,5 @@
 """A rank that hangs ends by itself, names its operation, and the rank that it waits for is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Parts of a weight are parts of one whole, for any plan, and cost no more memory than their own."""
 
-from __future__ import annotations
-
 import tracemalloc
 from types import SimpleNamespace
 

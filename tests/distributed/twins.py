@@ -4,8 +4,6 @@ Their callers stay as they are on a GPU: PaddleNLP's layers and Paddle's own fun
 positional arguments and computes as documented.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A page shows the output of its commands; `make pages` writes it."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`galvatron doctor`: faults of a machine are reported with their remedies, on simulated machines."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

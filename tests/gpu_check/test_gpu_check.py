@@ -1,7 +1,5 @@
 """`galvatron gpu-check`: its parts, how it continues after a failure, and that it runs on CPU processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

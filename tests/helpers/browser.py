@@ -3,8 +3,6 @@
 The protocol's messages: https://chromedevtools.github.io/devtools-protocol. No package is needed for it.
 """
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import json

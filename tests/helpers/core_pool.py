@@ -1,7 +1,5 @@
 """Tokens of this machine's cores that launches of ranks take, over all workers of a test run."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time

@@ -1,7 +1,5 @@
 """A small cluster and model with round numbers, for tests of the cost model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

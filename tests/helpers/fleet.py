@@ -1,7 +1,5 @@
 """PaddleFleet's own answers and recipes, as data outside of the repository (../shared)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -8,8 +8,6 @@ Launches of the tests fork their ranks from one server. `python forked_ranks.py`
 program that forks the ranks that it launches: they are its children, as a user's are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

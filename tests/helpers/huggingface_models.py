@@ -1,8 +1,6 @@
 """The tiny models of tests/fixtures, and what transformers computes with them (make_huggingface.py there), and PEFT and
 TRL (make_tuning.py)."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

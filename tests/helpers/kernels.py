@@ -8,8 +8,6 @@ Not to be added: argsort, sort, unique, nonzero and masked_select allocate, free
 put_along_axis_grad clears its output in CUDA's own queue, which waits for all others (0ab6998c).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@
 ORACLE is the Python of an environment with transformers (tests/fixtures/make_huggingface.py says of which).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

@@ -4,8 +4,6 @@ On a GPU a copy, or the reading of a value, waits for all work of the device: fo
 ahead, too, which may wait for a message that this rank has yet to send.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operators of Paddle's may need instructions that a processor lacks: a child tries them before a test calls them."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

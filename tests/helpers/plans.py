@@ -1,7 +1,5 @@
 """Plans and models for tests: examples, and hypothesis strategies."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

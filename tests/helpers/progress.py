@@ -4,8 +4,6 @@ programs were missing.
 Times of the last run, in pytest's cache, weigh the tests.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

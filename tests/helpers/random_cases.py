@@ -1,7 +1,5 @@
 """Plans drawn at random from the whole space that the runtime trains, each with a small model to try parity on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 from typing import Literal

@@ -1,7 +1,5 @@
 """Models as config.json has them, that take seconds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -8,8 +8,6 @@ processors are this machine's. The link is shaped in both directions. Nothing is
 namespace lives as long as the process that holds it, and that process reads a pipe whose other end is ours.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """A case: files, and a command line that reads them; JSON with text in it as it is."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

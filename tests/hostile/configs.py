@@ -1,7 +1,5 @@
 """A model's config.json, and YAML that only looks like options."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from small_model import GROUPED_MODEL

@@ -1,7 +1,5 @@
 """Data sets: possible contents of others' files, by chance or by intent."""
 
-from __future__ import annotations
-
 import struct
 from random import Random
 

@@ -1,8 +1,6 @@
 """Inputs that once crashed or hung a command, filled its memory, or were taken though nobody can mean them: a case
 each."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

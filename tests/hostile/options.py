@@ -1,7 +1,5 @@
 """Command lines: every option of every command that starts nothing, with values that it cannot have."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from plans import plan_fields

@@ -1,7 +1,5 @@
 """Profile files of a small cluster, and a log of nccl-tests."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from functools import cache

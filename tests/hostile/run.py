@@ -1,7 +1,5 @@
 """Runs hostile cases, in processes of their own under limits of time and memory, and says what it should not do."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

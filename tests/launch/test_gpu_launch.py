@@ -1,7 +1,5 @@
 """Arguments and environment of ranks on a node with GPUs, as far as none is needed: devices are faked."""
 
-from __future__ import annotations
-
 import os
 import queue
 import threading

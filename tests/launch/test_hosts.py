@@ -1,7 +1,5 @@
 """Lists of hosts are read as they were written, in each notation."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
 from pathlib import Path

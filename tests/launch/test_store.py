@@ -1,7 +1,5 @@
 """The place where ranks meet serves those that have the token, in groups that do not see each other."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import struct

@@ -1,7 +1,5 @@
 """A profile whose ranks waited too long for one another continues by itself; other failures end it."""
 
-from __future__ import annotations
-
 import pytest
 
 from paddlenlp_galvatron.launch.processes import LaunchError

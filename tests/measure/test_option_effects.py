@@ -1,7 +1,5 @@
 """An option of `galvatron profile` changes what the launched ranks measure, how long, or what they keep."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A config.json means the same as in transformers 5, also where fields are absent or double, or is refused by field."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Recipes of PaddleFleet: what is read, what is noted and what is refused. The recipes are data in ../shared."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Options of other programs: each states a default, is noted, or is refused by name; none is dropped."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

@@ -1,7 +1,5 @@
 """The command-line options are frozen: options.json has those of every command."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Scripts of Megatron-LM's examples, and other programs' files."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

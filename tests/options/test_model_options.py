@@ -1,7 +1,5 @@
 """The model by Galvatron's options."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Every option has a text in both languages, and no text is left of an option that went."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

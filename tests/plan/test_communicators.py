@@ -1,7 +1,5 @@
 """Which groups a plan has, and in which order they are made."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import given

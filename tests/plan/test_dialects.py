@@ -1,7 +1,5 @@
 """Strategy files as they were published, by the shapes of real ones: read, or refused once and for the reason."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

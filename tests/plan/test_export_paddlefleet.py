@@ -1,8 +1,6 @@
 """A plan as PaddleFleet's YAML, by its published argument classes; settings that they cannot express are named by
 field."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A plan in stock PaddleNLP's words: fields that these can express, and an error that names the others."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import pytest

@@ -1,8 +1,6 @@
 """PaddleFleet's rules of layers: results of its own code (data in ../shared), properties, and the settings that give
 each layer what a plan gives it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from math import prod

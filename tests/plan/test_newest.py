@@ -1,7 +1,5 @@
 """The newest plan of a folder that fits model and cluster is taken, and each other is reported with the reason."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Published plans of models with experts load from their numbers, and are priced or refused with the reason."""
 
-from __future__ import annotations
-
 import pytest
 
 from paddlenlp_galvatron.base.errors import UserError

@@ -5,8 +5,6 @@
 Run it after a change of prices, and look at the differences: a change of the search alone must not make plans slower.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """A cost model with random prices behind the real `predict`: a reference for the search, on any hardware at once."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

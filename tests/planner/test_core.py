@@ -1,7 +1,5 @@
 """The compiled core: the documented one-line build, sanitizers, Ctrl-C, threads, and refusal of bad arrays."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Plans for other programs' trainers: the fastest of all that they can run, by trying every one of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 from math import inf

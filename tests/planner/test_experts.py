@@ -1,7 +1,5 @@
 """Strategies of experts are searched exactly: beaten ones are left out, and nothing is lost."""
 
-from __future__ import annotations
-
 from math import inf
 from random import Random
 

@@ -1,7 +1,5 @@
 """Rows of `fit`: least GPUs, bound within the GPU, tasks that take less or more."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Stages of several chunks: whole searches against enumeration, and the bubble that is known."""
 
-from __future__ import annotations
-
 import math
 import random
 from itertools import product

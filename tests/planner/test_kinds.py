@@ -1,7 +1,5 @@
 """Searches of dense layers and layers with experts of one model find the optimum of exhaustive enumeration."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from math import inf

@@ -1,7 +1,5 @@
 """The reported sufficient memory is enough, and less is not; it is the same in every answer."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

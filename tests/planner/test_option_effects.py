@@ -1,7 +1,5 @@
 """An option of the search changes the searched space, the prices, or the answer: none is read and then dropped."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

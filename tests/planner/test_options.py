@@ -1,7 +1,5 @@
 """Options by every name, presets, and what each leaves of the space."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prices follow the statements of a plan's file."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whether the loss is computed by pieces of tokens is searched: where that saves memory for something better."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from math import inf

@@ -1,7 +1,5 @@
 """Pinned searches keep their plans and gaps, in about the same time: brute force reaches none of these sizes."""
 
-from __future__ import annotations
-
 import pytest
 
 from .pinned import HARD, NAMED, Found, Run, found, pinned

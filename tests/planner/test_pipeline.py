@@ -3,8 +3,6 @@
 Steps are timed by the core's simulation, which tests/cost_model/test_simulate.py holds to the definition.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """An answer's explanation: where time goes, bottlenecks, why families were rejected."""
 
-from __future__ import annotations
-
 import pytest
 from cost_examples import MODEL, example
 

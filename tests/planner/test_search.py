@@ -1,7 +1,5 @@
 """The whole search finds the optimum of exhaustive enumeration, and its answers are consistent and monotone."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from functools import partial

@@ -1,8 +1,6 @@
 """The search on the real cost model: equal to enumeration, what it takes for granted about prices, and the
 strategies that it is offered."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The simplest plan within a tolerance, and the best one with one strategy, are those that enumeration finds."""
 
-from __future__ import annotations
-
 import random
 from math import inf
 from typing import Any

@@ -1,7 +1,5 @@
 """A whole training with failures, compared with runs in which failures are drawn."""
 
-from __future__ import annotations
-
 import heapq
 from math import gamma
 

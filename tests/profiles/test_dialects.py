@@ -1,7 +1,5 @@
 """The same measurements as Galvatron and as its PaddleNLP port write them: one cost, one plan."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

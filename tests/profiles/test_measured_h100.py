@@ -1,7 +1,5 @@
 """Prices from the data sheet of an H100 next to times of one H100 80GB under PyTorch 2.11 and CUDA 13."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """NCCL's model of a collective: its choice, its limits, and what every time must obey."""
 
-from __future__ import annotations
-
 import pytest
 
 from paddlenlp_galvatron.profiles.hardware import Collective

@@ -1,7 +1,5 @@
 """Published profile sets: each is loaded and searched, or refused once and with all reasons."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

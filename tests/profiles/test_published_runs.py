@@ -1,7 +1,5 @@
 """Published runs: how far the analytic path is off, and what is fitted from a few of them."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from dataclasses import replace

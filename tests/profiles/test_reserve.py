@@ -1,7 +1,5 @@
 """Memory of a GPU besides tensors, and budgets that keep within it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A plan for many nodes is one that many nodes bear."""
 
-from __future__ import annotations
-
 from paddlenlp_galvatron.plan import DataParallel
 from paddlenlp_galvatron.planner.question import Question
 

@@ -1,7 +1,5 @@
 """Figures of a data sheet that no device has are refused by name: a unit that was mistaken is not a faster GPU."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

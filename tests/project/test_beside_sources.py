@@ -1,7 +1,5 @@
 """`pip install -e .` next to a PaddleNLP that is installed editable from its own sources, as its developers have it."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

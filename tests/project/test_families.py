@@ -1,7 +1,5 @@
 """CONTRIBUTING's "Add a family" lists the files that name every trained family: no other one, and none is forgotten."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

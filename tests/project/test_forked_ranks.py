@@ -1,7 +1,5 @@
 """Ranks may be forked from a process that has imported the project; others are started as a user's."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

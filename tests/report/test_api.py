@@ -1,7 +1,5 @@
 """Planning in Python: `import paddlenlp_galvatron as galvatron`."""
 
-from __future__ import annotations
-
 import ast
 import json
 import pydoc

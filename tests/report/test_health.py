@@ -1,7 +1,5 @@
 """The health line says where a run stands; warnings come when the plan's prediction is off, each once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The report where memory ran out: predicted next to measured by stage, and remedies."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """The report's page: one well-formed file without network, that stays readable for a thousand GPUs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The predicted time line: passes and waits of each stage follow each other without a gap, and end with the step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

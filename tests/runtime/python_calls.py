@@ -12,8 +12,6 @@ x USED). "fused" is plain with one call for each of both norms and for the rotar
 Qwen3-MoE with its balance loss, has one for each product of all experts: CPUs lack these kernels.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The device keeps few layers' activations at once, however many layers are offloaded."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Context parallelism's attention on one rank: causal by true positions, by a mask and by rows of flash attention."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """On CPU, too, a loss is reported as it is: NaN where the logits have one, and as large as it is."""
 
-from __future__ import annotations
-
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor

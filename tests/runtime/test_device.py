@@ -1,8 +1,6 @@
 """The runtime's calls to a GPU, on a simulated one: its compute stream runs a call when it is
 allowed to, and not before."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

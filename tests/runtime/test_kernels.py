@@ -1,7 +1,5 @@
 """Fused kernels compute the same as plain operations, and are used where a plan says so."""
 
-from __future__ import annotations
-
 import platform
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The update copies no gradient, and starts passing values on before it waits for any."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Which rank stores what: known without asking the others."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from unittest.mock import patch
 

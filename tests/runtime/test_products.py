@@ -1,7 +1,5 @@
 """Products of tokens that Megatron-SP gathers again in backward. One process stands for two equal ranks."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

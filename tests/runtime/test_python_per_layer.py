@@ -1,7 +1,5 @@
 """Python's part of a layer does not grow unseen: calls into Paddle, counted."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

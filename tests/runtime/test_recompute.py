@@ -1,7 +1,5 @@
 """Parts that backward computes again, by themselves."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

@@ -1,8 +1,6 @@
 """A token's experts are chosen as one token after the other would choose, with the weights of transformers' formulas;
 the order of their rows, which the runtime counts and these tests sort."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 The tables are those of Paddle 3.1.1, 3.2.2 and 3.3.1, in which they are equal: by their Python and their headers.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The pipeline's calls, replayed as GPUs would take them: no rank waits for ever, and none longer than it must."""
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -1,7 +1,5 @@
 """A checkpoint's index is checked before anything is done with it, right checksum or not."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

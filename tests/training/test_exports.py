@@ -1,7 +1,5 @@
 """An export has the model's files as its run used them, for any options of the run."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Hugging Face models: results equal transformers', also under other configs, and they come back unchanged."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -1,8 +1,6 @@
 """The cost of checkpoints for a rank: reads and copies; of 1,024 ranks bytes of the index, files that are opened,
 parts that are compared."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from dataclasses import asdict

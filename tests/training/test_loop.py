@@ -1,7 +1,5 @@
 """The training loop without PaddleNLP's Trainer: as `galvatron train` runs it."""
 
-from __future__ import annotations
-
 import json
 import sys
 

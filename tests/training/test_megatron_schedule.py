@@ -1,7 +1,5 @@
 """Megatron-LM's schedule by its names, against its definition; PaddleNLP's warm-up as its Trainer counts."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

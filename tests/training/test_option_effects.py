@@ -1,7 +1,5 @@
 """An option of training changes rates, updates, batches, steps or events: none is read and then dropped."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import chdir, redirect_stderr

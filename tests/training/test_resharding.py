@@ -1,7 +1,5 @@
 """Parts of a weight under one plan fill those under any other, number for number."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

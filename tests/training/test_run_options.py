@@ -1,7 +1,5 @@
 """From options to a run: the names that are taken, the plan that is chosen, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

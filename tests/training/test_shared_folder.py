@@ -1,7 +1,5 @@
 """An output_dir that nodes do not share is found when a run starts. Ranks are threads with folders of their own."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace

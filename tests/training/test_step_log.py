@@ -1,7 +1,5 @@
 """train_log.jsonl: a run continues after any remains of a crash, a loss of power or another program."""
 
-from __future__ import annotations
-
 import json
 import math
 from datetime import datetime, timedelta

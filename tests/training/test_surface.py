@@ -1,7 +1,5 @@
 """The trainer as a PaddleNLP user makes it: data sets of one's own, refusals, events in the stock order."""
 
-from __future__ import annotations
-
 import json
 from itertools import groupby
 from unittest.mock import patch

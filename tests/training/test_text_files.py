@@ -1,7 +1,5 @@
 """Files of others: read by their content, or refused by name, under any name."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """PaddleNLP's Trainer around a plan's engine: its callbacks, evaluation, epochs, saving."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading

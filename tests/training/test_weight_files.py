@@ -1,7 +1,5 @@
 """Which weights of a folder are read: those that transformers reads, or an error that says why not and what to do."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hugging Face folders of a tiny Llama as people's disks have them: files, index, names of tensors, head."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Profile files of a small model on two ranks: memory as measured, times and bandwidths of no account."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

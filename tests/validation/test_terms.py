@@ -1,7 +1,5 @@
 """Where a traced step's time goes; how plans are drawn; errors, tau and regret."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from io import StringIO
 

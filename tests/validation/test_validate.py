@@ -1,7 +1,5 @@
 """`galvatron validate`: plans are run, and hold and move the predicted bytes on any machine."""
 
-from __future__ import annotations
-
 import json
 from contextlib import redirect_stdout
 from io import StringIO

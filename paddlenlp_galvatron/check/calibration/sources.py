@@ -1,8 +1,6 @@
 """Measured runs of any source: the log of a training with its plan, a validation, or a table (CSV), whose
 columns are in docs/en/profile.md."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Callable, Mapping

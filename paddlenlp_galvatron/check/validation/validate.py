@@ -1,7 +1,5 @@
 """A validation: chooses plans, runs them in few launches, and computes the accuracy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ The whole model of one process has all experts from here, one after the other. I
 shares no code with the runtime.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 from typing import Any
 
