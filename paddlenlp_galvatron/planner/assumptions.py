@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..base import Note
 from ..cost_model import CostModel
 from ..plan.assumption import Assumption
-from ..profiles.data_sheet import CALIBRATED, DataSheet, Figure, load_data_sheet
+from ..profiles.data_sheet import CALIBRATED, DataSheet, Figure, data_sheets, load_data_sheet
 from .options import SearchOptions
 
 MANY = 64  # GPUs, from which the network of a node is seldom that of a data sheet
@@ -54,7 +54,12 @@ def _links(sheet: DataSheet, options: SearchOptions) -> dict[str, Assumption]:
 
 
 def note_doubts(options: SearchOptions, cost: CostModel, note: Note) -> None:
-    """Note a default that is likely wrong for the cluster, with the option that sets another."""
+    """Note defaults that are likely wrong for the cluster, each with the option that sets another."""
     network = assumptions_of(options, cost).get("network")
     if network and network.origin == "data sheet" and options.world_size > MANY:
         note(f"{network}: the data sheet's, for so many GPUs; give your cluster's, as 25 or 8x200Gb/s")
+    device = (options.device or "").casefold()  # a driver's full name, and a file, say which card it is
+    chips = tuple(f"{device.partition('-')[0]}-{link}" for link in ("pcie", "nvl"))
+    cards = [name for name in data_sheets() if name.startswith(chips)]
+    if cards and load_data_sheet(device).name not in cards and options.num_gpus_per_node > 1:
+        note(f"device: {device} is taken as the SXM part with NVLink; for others give --device {' or '.join(cards)}")

@@ -45,6 +45,8 @@ def hints(question: Question, best: Candidate | None, chosen: Container[str]) ->
     if others:  # several batches are neighbours already
         return []
     question = question.at(batch)
+    if best and best.plan.chunks == 1:  # several do not pay here either, and their trials take most of the time
+        question = question.changed(max_virtual_pp_deg=1)
     changes = list(_changes(question, chosen))
     time = SharedTime(HINTS_S, len(changes), least_s=0.0)
     now = speed_of(question.options.world_size, question.model.seq_length, best)
