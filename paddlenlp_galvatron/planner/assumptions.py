@@ -58,8 +58,8 @@ def note_doubts(options: SearchOptions, cost: CostModel, note: Note) -> None:
     network = assumptions_of(options, cost).get("network")
     if network and network.origin == "data sheet" and options.world_size > MANY:
         note(f"{network}: the data sheet's, for so many GPUs; give your cluster's, as 25 or 8x200Gb/s")
-    device = (options.device or "").casefold()  # a driver's full name, and a file, say which card it is
+    device = (options.device or "").casefold()  # a driver's full name says which card it is
     chips = tuple(f"{device.partition('-')[0]}-{link}" for link in ("pcie", "nvl"))
-    cards = [name for name in data_sheets() if name.startswith(chips)]
+    cards = [] if device.endswith(".json") else [name for name in data_sheets() if name.startswith(chips)]
     if cards and load_data_sheet(device).name not in cards and options.num_gpus_per_node > 1:
         note(f"device: {device} is taken as the SXM part with NVLink; for others give --device {' or '.join(cards)}")

@@ -33,7 +33,6 @@ DEVICE = "h100-80gb"  # where neither the user nor a profile names one
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # numbers of nodes that are tried
 FURTHER = 3  # numbers of GPUs shown beyond the least that fits
 MORE_GIB = 8.0
-MORE_S = 1.5  # of processor time for the search with more memory, which begins with the plans without
 ROUGHLY: dict[str, Any] = {"gap": 0.005, "effort": 1_000_000}  # of searches whose speed has two decimals in the table
 _ALLREDUCE = r"allreduce_bandwidth_([1-9]\d{0,4})nodes_([1-9]\d{0,4})gpus_per_node\.json"
 MOST_NUMBERS = 32  # numbers of GPUs in one table
@@ -267,10 +266,10 @@ class _Row:
         seconds, reserve = self.time.take(3), question.reserve
         now = question.search(watch=self.watch, seconds=seconds)
         for line in now.left_out:
-            self.note(line)
+            self.note(f"{line} ({gpus} GPUs)")
         plans = [candidate.plan for candidate in (now.best, now.fastest) if candidate]
         wider = question.changed(memory_constraint=self.gpu_gib + MORE_GIB, **ROUGHLY)
-        more = wider.search(watch=self.watch, known=plans, seconds=min(self.time.take(), MORE_S), compared=False).best
+        more = wider.search(watch=self.watch, known=plans, seconds=self.time.take(), compared=False).best
         # The fastest plans are compared: the simplest may be slower.
         least = now.best.samples_per_s / now.fastest.samples_per_s if now.best and now.fastest else 1.0
         with_more = more.samples_per_s * least if more else None
