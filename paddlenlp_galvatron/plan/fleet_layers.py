@@ -98,7 +98,7 @@ def selected(settings: Mapping[str, Any]) -> dict[str, Ids]:
     shared = not isinstance(modules, Mapping)
     selectors = dict(modules) if not shared else dict.fromkeys(modules, settings.get("recompute_num_layers"))
     if BLOCKS in selectors and not (settings.get("enable_hyper_connections") and granularity == "selective"):
-        raise UserError(f"recompute_modules.{BLOCKS}: needs enable_hyper_connections, and granularity selective")
+        raise UserError(f"recompute_modules.{BLOCKS}: none; set enable_hyper_connections and granularity selective")
     result: dict[str, Ids] = {}
     for module, selector in selectors.items():
         field = f"recompute_modules.{module}"
