@@ -22,7 +22,7 @@ def loss_with(**columns: float) -> float:
     """The loss of the first step, where these columns of the LM head are such numbers; `others`: all that are not
     named."""
     run = Run()
-    head = run.engine.stage._head._table.tensor
+    head = run.engine.stage._head._weights[0].tensor
     numbers = head.numpy()
     if "others" in columns:
         numbers[:] = columns.pop("others")
