@@ -333,12 +333,12 @@ def _parts(plan: Plan) -> Iterator[tuple[str, str, Strategy]]:
 
 
 def _runs_of(values: Sequence[T], kinds: Sequence[ModelShape]) -> Iterator[tuple[str, tuple[T, ModelShape]]]:
-    """Equal neighbours of equal kind as one, of the layers that plan and model have."""
+    """Runs of neighbouring layers with equal values and equal kinds."""
     yield from _named_runs(list(zip(values, kinds, strict=False)))
 
 
 def _named_runs(values: Sequence[T]) -> Iterator[tuple[str, T]]:
-    """Equal neighbours as one: ("layer 3" or "layers 4-7", value)."""
+    """Runs of equal neighbours: ("layer 3" or "layers 4-7", value)."""
     for layers, value in runs(values):
         yield (f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"), value
 

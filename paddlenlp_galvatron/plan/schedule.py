@@ -193,7 +193,7 @@ def chunks_in_flight(
 
 @lru_cache(maxsize=1024)
 def _peaks(schedule: Schedule, stages: int, micro_batches: int, chunks: int) -> list[tuple[tuple[int, ...], ...]]:
-    """Held passes at the peaks of all stages, which takes little longer than for one."""
+    """Held passes at the peaks of all stages; computing all takes little longer than one."""
     return held_at_peaks(*arrays(schedule, stages, micro_batches, chunks), chunks)
 
 

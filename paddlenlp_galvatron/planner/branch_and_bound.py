@@ -182,7 +182,7 @@ class BranchAndBound:
                     return False
                 entry.phase, bound_ms = Phase.HARD, proven_ms
         except (galvatron_dp_core.TooHard, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not self.cores.cancel.cancelled:  # not the core's, which is ended so
+            if isinstance(error, RuntimeError) and not self.cores.cancel.cancelled:  # not a stopped core's
                 raise
             if isinstance(error, TooWide):
                 self.cores.too_wide.add(family)

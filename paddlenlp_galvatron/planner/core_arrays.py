@@ -261,7 +261,7 @@ def compute_bound_ms(family: PlanFamily, strategies: Strategies, cost: CostModel
     ]
     prefix = least_prefix(family, strategies, cost)
     prefix[len(PassKind) :] = 0.0
-    shared = family.stages if family.chunks > 1 else 1  # stages taken for one
+    shared = family.stages if family.chunks > 1 else 1  # stages that count as a single one
     whole = replace(family, stages=family.stages // shared, chunks=1)
     alone_ms = core_of(whole, _layers_alone(rows, _runs(strategies, cost), prefix), budget_mib=0.0).bound()
     if shared == 1:

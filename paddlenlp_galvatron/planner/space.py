@@ -278,9 +278,9 @@ class Space:
                     yield replace(layer, offload=hidden)
 
     def _experts(self, family: PlanFamily, recompute: Recompute) -> list[Experts]:
-        """Strategies of a layer's experts. All that is counted of a layer is the sum of its halves', so that a half
-        that another beats, or equals, in every number is in no plan that is better than all others, at any
-        percent of offloaded activations."""
+        """Strategies of a layer's experts that no other one dominates. A layer's costs are the sums of those of its
+        two halves, so a half that costs no less than another in every number is in no plan that is better than
+        all others, at any percent of offloaded activations."""
         size, model = family.stage_size, self._one_layer
         halves = [
             Experts(ep, etp, *states)

@@ -273,7 +273,7 @@ def notes(plan: Plan, shape: ModelShape | None) -> list[str]:
 
 
 def _lines(values: dict[str, Any]) -> Iterator[str]:
-    """A line a value, and where a value is a list of objects, such as one a stage, a line an object."""
+    """One line for each value; for a list of objects, such as stages, one line for each object."""
     for name, value in values.items():
         if isinstance(value, list) and any(isinstance(item, dict) for item in value):
             yield from (f"{name} {index}: {_words(item)}" for index, item in enumerate(value))

@@ -125,7 +125,7 @@ class Engine:
         return Samples(ids, labels, ends, None if pairs is None else pairs.reshape(count, samples, *pairs.shape[1:]))
 
     def _pairs_of_loss(self, samples: Samples) -> Facts:
-        """Pairs of the rows of whose loss this rank has a part."""
+        """Pairs of the rows for which this rank computes a share of the loss."""
         if samples.pairs is None or not self.stage.is_last:
             return np.zeros((1, 1, 4), np.float32)
         return samples.pairs[:, [self.stage.samples.index(row) for row in self.stage.rows_of_loss]]

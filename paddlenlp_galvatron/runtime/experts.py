@@ -99,7 +99,7 @@ class ExpertLoad:
 
     def forget(self) -> None:
         """Reset the counts."""
-        self.balance: Any = None  # this rank's part of the balance loss, times no coefficient
+        self.balance: Any = None  # this rank's part of the balance loss, before its coefficient
         self.imbalances: list[float] = []  # rows of the busiest rank over the mean, by layer and micro-batch
 
     @property
@@ -396,7 +396,7 @@ class OwnExperts:
         return product + Products.apply(narrow, counts, second)
 
     def _use_every_size(self, x: Any) -> None:
-        """Once multiply as many rows as any of the experts may get. `x` [T, H] of this rank's own tokens."""
+        """Multiply once as many rows as an expert may get. `x` [T, H] of this rank's own tokens."""
         tokens, hidden = x.shape
         experts, inner = self._experts, self._shape.expert_size // self._experts.etp
         mean = tokens * self._shape.experts_per_token * experts.etp

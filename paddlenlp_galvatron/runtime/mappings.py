@@ -137,7 +137,7 @@ class _Exchange:
         return parts[0].clone() if len(parts) == 1 else paddle.concat(parts)  # a PyLayer's tensors are its own
 
     def _rows(self, x: Any, move: Move) -> Any:
-        offset = 0  # tokens in the intervals before that in which these lie
+        offset = 0  # tokens in the intervals before this one
         for start, stop in self.held:
             if start <= move.start < stop:
                 return x[offset + move.start - start : offset + move.stop - start]

@@ -96,7 +96,7 @@ class Stage:
             self.trainables += made
         start, stop = token_layout(None, plan.stage_size).intervals(self._tokens)[self._local, 0].tolist()
         self.boundary_shape = [stop - start, shape.hidden_size]
-        # Ranks that have the same loss: of tokens those that split the vocabulary, of pairs those that split answers.
+        # The loss of tokens is equal on ranks that split the vocabulary, that of pairs on ranks that split answers.
         mesh = vocab.mesh(plan.stage_size)
         axes = (Axis.TENSOR, Axis.ULYSSES, Axis.CONTEXT)
         self.reports_first = not any(mesh.index(self._local, axis) for axis in axes)  # first rank with the same rows
@@ -247,7 +247,7 @@ class Stage:
 
     @cached_property
     def _answering(self) -> list[int]:
-        """Samples of a micro-batch whose pairs the loss layer counts, by place: all where ranks sum up over others'."""
+        """Indices of the samples of a micro-batch whose pairs the loss layer counts; all where ranks share pairs."""
         if self._head and self._head.pairs and self._head.pairs.is_shared:
             return list(range(self._tokens // self.seq_length))
         return self.rows_of_loss

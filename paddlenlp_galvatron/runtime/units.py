@@ -84,7 +84,7 @@ class Trainable:
         self.owner.publish(self.tensor)
 
     def published(self) -> None:
-        """Have the values where they are passed on to: readers of the weights wait for that themselves."""
+        """Start passing the values on to the other ranks; readers of the weights wait for the messages."""
         self.owner.published()
 
     def drop_gradient(self) -> None:

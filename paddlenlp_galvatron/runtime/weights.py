@@ -148,7 +148,7 @@ class ShardedParameter:
         return self.stacked or (self,)
 
     def held(self) -> list[tuple[ShardedParameter, Any]]:
-        """Each member, and a parameter on its values."""
+        """Pairs of a member and the parameter that holds its values."""
         if not self.stacked:
             return [(self, self.tensor)]
         shape, pairs = list(self.tensor.shape[1:]), []

@@ -44,7 +44,7 @@ class PlanOptions(Options):
     spare: Path | None = None
 
     def plan_for(self, world_size: int | None) -> Path | None:
-        """The plan's file: the one named, or, with `spare`, that of its folder which fits. Raises UserError."""
+        """The plan's file: the named one or, with `spare`, the file of its folder for these ranks. Raises UserError."""
         if self.spare is None:
             return self.galvatron_config_path
         if world_size is None:

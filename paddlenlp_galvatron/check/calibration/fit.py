@@ -334,8 +334,8 @@ def _fitted(runs: Sequence[MeasuredRun], sheet: DataSheet, names: list[str]) -> 
         return first._replace(noise=noise).off(free), free, noise
 
     def unlikely(share: float) -> float:
-        """How unlikely this share of the network is: by itself, by the mean that is left to the products, and by how
-        unlike each other the runs are off."""
+        """Penalty of this share of the network: its distance from the sheet's, the mean error that the products
+        must take, and the spread of the runs' errors."""
         missed = misses({"network": share * current["network"]})
         left = (np.mean(missed) / EXPECTED["matmul_efficiency"]) ** 2 + len(runs) * np.var(missed) / NOISE**2
         return float(left + (np.log(share) / EXPECTED["network"]) ** 2)

@@ -56,7 +56,7 @@ def _matching(folder: Path | None, patterns: Iterable[str]) -> dict[str, Path]:
 
 
 def unlike_companions(folder: Path, like: Path) -> list[str]:
-    """Names of the companions in either folder that the other lacks or has otherwise; none if `folder` has none."""
+    """Names of the companions that only one folder has, or that differ; empty if `folder` has none."""
     ours, other = companions(folder), companions(like)
     same = {name for name in ours.keys() & other.keys() if cmp(ours[name], other[name], shallow=False)}
     return sorted((ours.keys() | other.keys()) - same) if ours else []

@@ -155,7 +155,7 @@ def print_rank_0(engine: Engine, text: str) -> None:
 def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
     """Give an engine and its optimizer the checkpoint's state, written under any plan. All ranks call this.
 
-    Raises BrokenCheckpoint, on the ranks that find it, when all have read; the state is good for nothing then.
+    Raises BrokenCheckpoint, on the ranks that find it, when all have read; the state is unusable then.
     """
     stored = _ReadOnce(checkpoint)
     powers = checkpoint.index.optimizer

@@ -299,7 +299,7 @@ class Best:
     """The best checkpoint of a run, of those that were evaluated; recorded next to them."""
 
     def __init__(self, run: Path, metric: str, greater: bool, begins_at: int):
-        """A best one behind the step at which a run begins is of a run that it goes back behind."""
+        """A best checkpoint of a step after `begins_at` is ignored: this run repeats that step."""
         self._run, self._metric, self._greater = run, metric, greater
         self._evaluated: tuple[int, float] | None = None
         self.step: int | None = None

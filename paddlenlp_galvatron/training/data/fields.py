@@ -92,7 +92,7 @@ def _marked(message: Message, index: int) -> Message:
 
 
 def _mark(index: int) -> str:
-    """A text that no conversation has; letters and digits alone, as templates may write JSON."""
+    """A text that occurs in no conversation. It has letters and digits alone, since templates may write JSON."""
     return f"GalvatronLooksFor{index}Here"
 
 
