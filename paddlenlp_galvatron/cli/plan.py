@@ -241,7 +241,7 @@ def diff(values: dict[str, Any], json: bool) -> None:
 @app.command(ScaleOptions, positional=FILE)
 def scale(values: dict[str, Any], json: bool) -> None:
     """Put a plan on fewer or more GPUs: the same strategy for each layer, the same samples and as near as can be the
-    same memory for each GPU. Says why each field changes."""
+    same memory for each GPU. A PaddleFleet recipe gets new layer lists. Says why each field changes."""
     from paddlenlp_galvatron.planner.scale import scaled
     from paddlenlp_galvatron.report import difference
 
