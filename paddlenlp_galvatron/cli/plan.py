@@ -419,7 +419,7 @@ def _arguments(
 
 
 def _costs_of_gaps(program: str, args: PlanFileOptions) -> dict[str, str]:
-    """The cost of each field that the program cannot have, behind a fault; none where the plan cannot be priced."""
+    """The cost of each field that the program cannot express, to append to its fault; none without prices."""
     from paddlenlp_galvatron.planner.gap_costs import costs_of_gaps
     from paddlenlp_galvatron.planner.origin import OriginOptions, read_origin
 

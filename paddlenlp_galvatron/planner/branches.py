@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_FAMILIES, MOST_PRICES = 50_000, 1_000_000
 # Dense layers that are priced with the embedding, and their mixed strategies; with more of these, all have one.
 MOST_IN_FRONT, MOST_PREFIXES = 4, 64
-MOST_ENDS = 2000  # strategies of the vocabulary, with those layers and that of MTP, which the core takes
+MOST_ENDS = 2000  # limit of combinations of vocabulary, dense prefix and MTP that the core gets
 
 
 class Branches:
@@ -123,13 +123,13 @@ class Branches:
             front, count = runs[0], self._in_front
             mixed = len(front) ** count <= MOST_PREFIXES
             prefixes = list(product(front, repeat=count)) if mixed else [(layer,) * count for layer in front]
-            # By the second one the first stage has dense layers alone.
+            # In the second space the first stage has only dense layers.
             spaces = [Strategies(runs[1:], vocabularies, prefixes), Strategies(runs, vocabularies, most_first=count)]
         return [*spaces, *(self._ending_in_mtp(spaces[0], family) if self._cost.given[-1].mtp_layers else ())]
 
     def _ending_in_mtp(self, space: Strategies, family: PlanFamily) -> Iterator[Strategies]:
-        """The same with the MTP layer as a part of the LM head, whose token layout it has, as the two hand tokens over
-        four times; so have the layers in front, to keep the combinations few."""
+        """Strategies that count the MTP layer as part of the LM head. It has the head's token layout, since the two
+        exchange tokens four times. Dense layers in front have this layout, too, so that few combinations remain."""
         *layers, of_mtp = space.layers
 
         def layouts(chain: Sequence[Strategy]) -> list[TokenLayout]:

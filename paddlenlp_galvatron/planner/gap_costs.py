@@ -1,5 +1,5 @@
-"""The cost of each field of a plan that another program cannot have: of the plan in which this field alone is as the
-program has it, by the same prices."""
+"""Prices the fields of a plan that another program cannot express: each field alone gets the values that the program
+has, and the changed plans are priced as the plan is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ATTRIBUTES = {
 
 
 def costs_of_gaps(plan: Plan, question: Question, program: str) -> dict[str, str]:
-    """The cost of each field, as words behind its fault; none where no other value of it makes it expressible.
+    """The cost of each field, as text to append to its fault; none where the program has no value of it.
     `program`: a name of --trainer. Raises UserError where the plan cannot be priced."""
     if (model := question.shape) is None:
         return {}

@@ -45,7 +45,7 @@ def hints(question: Question, best: Candidate | None, chosen: Container[str]) ->
     if others:  # several batches are neighbours already
         return []
     question = question.at(batch)
-    if best and best.plan.chunks == 1:  # several do not pay here either, and their trials take most of the time
+    if best and best.plan.chunks == 1:  # trials of more take most of the time, and seldom pay here
         question = question.changed(max_virtual_pp_deg=1)
     changes = list(_changes(question, chosen))
     time = SharedTime(HINTS_S, len(changes), least_s=0.0)

@@ -88,8 +88,8 @@ def _placed(plan: Plan, question: Question) -> Plan:
 
 
 def _relisted(plan: Plan, question: Question) -> Plan:
-    """The plan with the fastest division and lists of recomputed layers that PaddleFleet has and that fit; as it is
-    where none do, and where activations are in the host's memory."""
+    """The plan with the fastest division and lists of recomputed layers that PaddleFleet has and that fit. Unchanged
+    where none fits, or where activations are offloaded."""
     cost, family, layer = question.cost, PlanFamily.of(plan), max(plan.layers, key=lambda layer: layer.ep)
     even = EvenPlans("paddlefleet", question.model.shapes[0], cost, question.settled.budget_mib, plan)
     every = Recompute.NONE, Recompute.FULL, *MODULES

@@ -157,8 +157,8 @@ class Strategies:
         return list(product(self.vocabularies, self.prefixes, self.suffixes))
 
     def can_divide(self, family: PlanFamily, layer_types: tuple[int, ...]) -> bool:
-        """Whether the stages of a family can divide the layers; interleaving needs a single run of layers, and is alone
-        in taking MTP for a part of the LM head."""
+        """Whether the stages of a family can divide the layers; interleaving needs a single run of layers. Only
+        interleaved families count MTP as part of the LM head."""
         fits = len(self.layers) == 1 if family.chunks > 1 else not self.suffixes[0]
         return fits and sum(run.units for run in self.runs(layer_types)) >= family.stages * family.chunks
 

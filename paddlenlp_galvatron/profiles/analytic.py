@@ -133,10 +133,10 @@ class Speed(NamedTuple):
     """Work of a device in a millisecond, and its waits."""
 
     flops: float  # FLOP/ms of matrix products
-    layer_flops: float  # the same of a layer's with its weights
+    layer_flops: float  # the same for products with the weights of layers
     attention_flops: float  # FLOP/ms of flash attention
     bytes: float  # bytes/ms to and from memory
-    quantise_ms: float  # of a number that a product of fewer bits reads
+    quantise_ms: float  # to quantise a number that an FP8 product reads; 0: no FP8
     product_start_us: float
     call_us: float  # the host's time to start a kernel
 
