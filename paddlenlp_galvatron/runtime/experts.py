@@ -258,8 +258,10 @@ def _by_expert(rows: Any, padded: Sequence[int]) -> tuple[Any, Any]:
 
 
 def _take(x: Any, index: Any) -> Any:
-    """Rows of x by index. Some of Paddle's kernels refuse an empty index."""
-    return x.index_select(index) if index.shape[0] else paddle.zeros([0, *x.shape[1:]], x.dtype)
+    """Rows of x by index; zeros where x has no rows, as on a rank with nothing but padding. Some of Paddle's kernels
+    refuse an empty index."""
+    filled = x.shape[0] and index.shape[0]
+    return x.index_select(index) if filled else paddle.zeros([index.shape[0], *x.shape[1:]], x.dtype)
 
 
 class Dispatch(PyLayer):  # type: ignore[misc]

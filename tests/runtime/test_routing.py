@@ -107,6 +107,11 @@ def test_the_first_step_has_the_rows_of_the_bound_and_later_ones_few_sizes():
     assert padding.rows([0, 1, 128, 129], mean=1000, ep=8) == [0, 128, 128, 256]
 
 
+def test_a_rank_that_receives_no_row_has_rows_of_padding():
+    _, by_expert = module._by_expert(np.zeros((2, 2), np.int64), [128, 128])
+    assert not module._take(paddle.zeros([0, 3]), paddle.to_tensor(by_expert)).any() and len(by_expert) == 256
+
+
 def test_pipelines_that_load_kernels_alone_pad_by_the_bound_that_their_plan_was_searched_with(monkeypatch):
     one, two = (Plan(2, 2, 2, (1,) * stages, (LayerStrategy(),) * stages) for stages in (1, 2))
     options = {"moe_imbalance": 1.1, "moe_imbalance_bound": 3.0}
