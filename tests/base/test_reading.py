@@ -40,6 +40,13 @@ WRONG_YAML = {
     "digits": ("a: " + "1" * 100_000, "digits"),
     "infinity": ("a: .inf", "beyond the numbers"),
     "date": ("a: 2020-01-01", "put it in quotes"),
+    "date that is none": ("a: 2020-13-45", "month must be in 1..12"),
+    "half a character": ('a: "\\ud800"', "line 1, column 7"),
+    "control characters": ("a: '\x1b[2J'", "control characters are not allowed"),
+    "list as a name": ("? [a]\n: b", "found unhashable key"),
+    "two documents": ("--- 1\n--- 2", "found another document"),
+    "newer format": ("%YAML 9.9\n---\na: b", "found incompatible YAML document"),
+    "tab": ("\t", "cannot start any token"),
     "name that is none": ("1: 2", "1 is a name, but no text"),
     "long": ("a: [" + "1," * 400_000 + "]", "names and values"),
 }

@@ -1,10 +1,16 @@
-"""Data sets: possible contents of others' files, by chance or by intent."""
+"""For any folder of data: one line a fault and nothing left behind, or the data as they stand there."""
 
 import struct
 from random import Random
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
+from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.training.data.source import TrainingData
+
+SEQ = 4
 HEADER = struct.Struct("<9sQBQQ")
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2", 9: "<u4", 10: "<u8"}
 EXTREMES = (-(2**63), -(2**31), -1, 0, 1, 7, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
@@ -49,3 +55,20 @@ def damaged(random: Random, content: bytes) -> bytes:
         content[:at] + content[at + len(noise) :],
         noise,
     )[kind]
+
+
+@given(random=st.randoms(use_true_random=False))
+def test_a_data_set_is_read_as_it_stands_or_refused(tmp_path_factory, random):
+    folder = tmp_path_factory.mktemp("hostile")
+    tokens, index = dataset_files(random)
+    (folder / "x.bin").write_bytes(tokens)
+    (folder / "x.idx").write_bytes(index)
+    try:
+        read = TrainingData(folder / "x", SEQ, 1, seed=3, shares="1,0,0")
+        batches = [read.batch(step) for step in range(read.samples + 1)]
+    except UserError as error:
+        assert len(error.faults) == 1
+        return
+    kind = np.dtype(TYPES[HEADER.unpack(index[: HEADER.size])[2]])
+    stored = np.frombuffer(tokens, kind).astype(np.int64).tolist()
+    assert all(batch.shape == (1, SEQ + 1) and set(batch[0]) <= set(stored) for batch in batches)

@@ -1,1 +1,0 @@
-"""Files and command lines that nobody means well with, and what runs them under limits."""
