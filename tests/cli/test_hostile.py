@@ -3,7 +3,6 @@ nothing behind. `make test-full` tries every option of every command."""
 
 import json
 import resource
-import subprocess
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -201,7 +200,6 @@ def check(galvatron, monkeypatch, tmp_path, tmp_path_factory):
     profiles = tmp_path_factory.getbasetemp() / "profiles"
     profiles.mkdir(exist_ok=True)
     monkeypatch.setattr(processes, "begin_process", nothing_is_started)
-    monkeypatch.setattr(subprocess, "Popen", nothing_is_started)
     return run
 
 

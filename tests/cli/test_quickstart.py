@@ -18,8 +18,11 @@ DERIVED += ["--num_gpus_per_node", "4", "--output", "runs/quickstart/profiles"]
 
 
 def with_less_work(words: list[str]) -> list[str]:
-    """Profiles by arithmetic, of a device whose reserve would be more than this model takes; no training."""
+    """Little text, and profiles by arithmetic, of a device whose reserve would be more than this model takes; no
+    training."""
     match words[:2]:
+        case ["data", _]:
+            return [{"4": "1"}.get(word, word) for word in words]
         case ["profile", "model"]:
             return ["profile", "all", words[2], *DERIVED]
         case ["search", _]:
