@@ -100,11 +100,12 @@ def test_any_plan_continues_where_another_stopped(tmp_path, saved, every):
     # The same plan continues bit for bit. So it does where other ranks or another number of chunks have come in
     # between.
     one, two = "two stages, zero2", "two stages of two chunks"
-    went_on = [name for name in SAVED if every or name not in (one, two)]
+    went_on = [name for name in SAVED if every or name in GROWN]
     sources = [(on_two_ranks if name in GROWN else folders)[name] for name in went_on]
     jobs = [(f"same-{k}", str(source), 0, AFTER) for k, source in enumerate(sources)]
     plans = [SAVED[name] for name in went_on]
-    for name, between in ((one, two), (two, one)):
+    turns = [(one, two), (two, one)][: 1 + every]
+    for name, between in turns:
         there = f"{name}, there"
         jobs.append((there, str(folders[name]), 0, 0))
         jobs.append((f"{name}, back", str(tmp_path / there / folders[name].name), 0, AFTER))
@@ -113,7 +114,7 @@ def test_any_plan_continues_where_another_stopped(tmp_path, saved, every):
     again = run(tmp_path, plans, jobs)
     for (job, after), name in zip(again.items(), went_on, strict=True):
         assert after == ([] if name == job else losses[name][BEFORE:]), job
-    for name in (one, two):
+    for name, _ in turns:
         before, there = (
             numbers(folder) for folder in (folders[name], tmp_path / f"{name}, there" / folders[name].name)
         )

@@ -20,7 +20,7 @@ from paddlenlp_galvatron.launch.processes import launch
 
 from . import fake_device, plans
 
-pytestmark = pytest.mark.started("Paddle looks for devices when it is imported")
+pytestmark = [pytest.mark.started("Paddle looks for devices when it is imported"), pytest.mark.slow]
 WORKER_HERE = Path(__file__).with_name("fake_worker.py")
 LIMIT_S = 300  # of a wait
 
@@ -63,19 +63,12 @@ def train(folder: Path, cases: Sequence[plans.Named], monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "cases",
     [
-        TWO,
-        *(
-            pytest.param(each, marks=pytest.mark.slow)
-            for each in ([*plans.INTERLEAVED_TWO, GPIPE], DENSE, CHUNKS, EXPERTS, LATENTS)
-        ),
-    ],
-    ids=[
-        "2 ranks",
-        "2 ranks, experts and chunks",
-        "4 ranks",
-        "4 ranks, chunks and context",
-        "4 ranks, experts",
-        "2 ranks, latents",
+        pytest.param(TWO, id="2 ranks"),
+        pytest.param([*plans.INTERLEAVED_TWO, GPIPE], id="2 ranks, experts and chunks"),
+        pytest.param(DENSE, id="4 ranks"),
+        pytest.param(CHUNKS, id="4 ranks, chunks and context"),
+        pytest.param(EXPERTS, id="4 ranks, experts"),
+        pytest.param(LATENTS, id="2 ranks, latents"),
     ],
 )
 def test_after_the_first_step_no_pass_allocates_frees_or_waits_for_the_device(tmp_path, cases, monkeypatch):

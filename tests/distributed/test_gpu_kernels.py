@@ -35,7 +35,7 @@ def test_the_fused_loss_finds_the_communicator_that_was_made_for_it(tmp_path, ra
 def cases(named: list[Named]) -> list[Case]:
     """With a vocabulary that every degree divides: the fused loss takes no padding. With two words some experts get no
     rows."""
-    made = [small_case(one.plan, one.family, one.optimizer, 3, kv_heads=one.kv_heads, tied=one.tied) for one in named]
+    made = [small_case(one.plan, one.family, one.optimizer, 2, kv_heads=one.kv_heads, tied=one.tied) for one in named]
     made = [with_yarn(case) if case.shape.latents else case for case in made]  # which scales queries
     return [replace(case, shape=replace(case.shape, vocab_size=2 if case.shape.experts else 256)) for case in made]
 

@@ -27,7 +27,8 @@ LOW, WIDE = plan(1, "1 1"), plan(2, "1 2 1z", default=ZERO2)
 TIED = plan(2, "1 1r 1 1", (1,) * 4, micro_batches=4, chunks=2)
 SHORT = plan(2, "1 1r 1 1r 1 1", (3, 3), micro_batches=4)
 STAGES = plan(4, "2 1z 2r 1", (2, 2), vocab="2", micro_batches=4, default=ZERO2)
-ROUTED = having(plan(4, "1 2z 1", default=ZERO2), "4 2z 2x2")
+STAGES = plans.Named("stages, tp, zero3", in_16_bits(STAGES), "qwen2")
+ROUTED = having(plan(2, "1 2z 1", default=ZERO2), "2 1z 1x2")
 small = partial(small_case, family="qwen2", optimizer="adamw")
 QUICK = {  # with the first case checkpoints are exchanged
     "1 rank": {
@@ -35,15 +36,15 @@ QUICK = {  # with the first case checkpoints are exchanged
         "fp16, whose first step is left out": small(in_16_bits(LOW, Precision.FP16)),
         "LoRA": small(in_16_bits(LOW), lora_rank=2),
     },
-    "2 ranks": {"bf16, zero2 and zero3": small(in_16_bits(WIDE)), "fp32, two chunks": small(TIED, tied=True)},
-    "4 ranks": {
-        "bf16, tp, stages, zero3": small(in_16_bits(STAGES)),
+    "2 ranks": {
+        "bf16, zero2 and zero3": small(in_16_bits(WIDE)),
+        "fp32, two chunks": small(TIED, tied=True),
         "experts": plans.Named("", in_16_bits(ROUTED), "qwen3_moe", "adamw").case(),
     },
 }
 MANY = {
     "many, 2 ranks": [*plans.TWO, *plans.EXPERTS_TWO, *plans.LATENT_TWO],
-    "many, 4 ranks": [*plans.ZERO, *plans.INTERLEAVED_FOUR, *plans.EXPERTS_FOUR],
+    "many, 4 ranks": [STAGES, *plans.ZERO, *plans.INTERLEAVED_FOUR, *plans.EXPERTS_FOUR],
     "many, 8 ranks": [*plans.EIGHT, *plans.INTERLEAVED_EIGHT, *plans.EXPERTS_EIGHT],
 }
 

@@ -21,8 +21,6 @@ SEQ = 16
 ZERO2, ZERO3 = DataParallel.ZERO2, DataParallel.ZERO3
 STATES = {
     "ddp": plan(4, "1 1", batch=4, micro_batches=1),
-    "tp 2": plan(4, "2 2", vocab="2", batch=4, micro_batches=1),
-    "tp 4, plain": plan(4, "4 4", vocab="4", batch=4, micro_batches=1, megatron_sp=False),
     "zero2": plan(4, "1 1", batch=4, micro_batches=1, default=ZERO2),
     "zero3": plan(4, "1z 1z 1z 1z", vocab="1z", batch=8, micro_batches=2),
     "zero2 under tp 2": plan(4, "2 2", vocab="2", batch=4, micro_batches=1, default=ZERO2),
@@ -38,7 +36,7 @@ PIPELINES_OF_FOUR = {
     "4 stages, GPipe": plan(4, "1 1 1 1", (1,) * 4, batch=5, micro_batches=5, schedule=Schedule.GPIPE),
 }
 
-FEW = ("ddp", "tp 2", "zero2 under tp 2", "zero3", "two stages")
+FEW = ("ddp", "zero2 under tp 2", "zero3", "two stages")
 
 
 def case_of(of: Plan, hidden: int, precision: Precision = Precision.FP32) -> Case:
