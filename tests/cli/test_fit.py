@@ -78,7 +78,7 @@ def test_models_and_devices_are_listed(galvatron):
     [
         ("qwen2.5-7b", 8),
         ("llama3-8b", 8),
-        ("qwen2.5-14b", 16),
+        pytest.param("qwen2.5-14b", 16, marks=pytest.mark.slow),
         pytest.param("llama3.1-70b", 64, marks=pytest.mark.slow),
     ],
 )
@@ -133,6 +133,7 @@ def test_a_part_that_is_missing_is_named(words, fault, galvatron):
     assert ran.code == 2 and fault in ran.err and not ran.out
 
 
+@pytest.mark.slow
 def test_a_larger_batch_that_uses_the_gpus_better_is_a_hint(galvatron):
     words = "fit mixtral-8x7b --gpus 128 --device h800 --batch 256 --json"
     hint = json.loads(galvatron(*words.split()).out)["hints"][-1]
