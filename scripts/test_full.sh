@@ -1,11 +1,13 @@
 #!/bin/sh
-# Runs every test, slow ones too, part by part. A part that has passed on the same code is not run again, so a run that
-# was interrupted continues where it stopped. Hypothesis draws new examples. Usage: scripts/test_full.sh VENV
+# Runs every test, slow ones too, part by part, and names the parts that failed at the end. A part that has passed on the
+# same code is not run again, so a run that was interrupted continues where it stopped. Hypothesis draws new examples.
+# Usage: scripts/test_full.sh VENV
 set -eu
 cd "$(dirname "$0")/.."
 pytest=$1/bin/pytest
 code=$( (cd "$1" && pwd; git rev-parse HEAD; git diff HEAD) | sha256sum | cut -c1-16)
 passed=.test-full/$code
+failed=
 mkdir -p "$passed"
 
 run() { # name, then arguments of pytest
@@ -16,12 +18,19 @@ run() { # name, then arguments of pytest
         return
     fi
     started=$(date +%s)
-    "$pytest" --hypothesis-profile=new --numprocesses 3 --dist worksteal "$@"
-    touch "$passed/$name"
-    echo "test-full: $name passed in $(($(date +%s) - started)) s"
+    if "$pytest" --hypothesis-profile=new --numprocesses 3 --dist worksteal "$@"; then
+        touch "$passed/$name"
+        echo "test-full: $name passed in $(($(date +%s) - started)) s"
+    else
+        failed="$failed $name"
+    fi
 }
 
 for folder in tests/*/; do
     case $folder in *__pycache__/) continue ;; esac
     run "$(basename "$folder")" "$folder"
 done
+if [ -n "$failed" ]; then
+    echo "test-full: these parts failed:$failed" >&2
+    exit 1
+fi
