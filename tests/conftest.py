@@ -44,25 +44,35 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Progress(config))
 
 
-# Files that take longest, first: their tests begin while all workers have others to do.
-SLOWEST = (
-    *("distributed/test_parity.py", "distributed/test_checkpoint.py", "distributed/test_tuning.py"),
-    *("distributed/test_deferred.py", "distributed/test_pretrained.py", "distributed/test_resume.py"),
-    *("distributed/test_launch.py", "planner/test_even.py", "cli/test_one_device.py", "docs/test_blocks.py"),
-    *("distributed/test_finetune.py", "runtime/test_streams.py", "gpu_check/test_gpu_check.py"),
-)
+# Files that take longest, the longest of each folder first: their tests begin while all workers have others to do.
+SLOWEST = {
+    "distributed": "parity checkpoint tuning deferred loss_pieces states faulty_disk gpu_kernels pretrained surface",
+    "gpu_check": "gpu_check",
+    "cli": "one_device fit hints quickstart",
+    "docs": "blocks docs",
+    "planner": "even",
+    "calibration": "calibrate",
+    "runtime": "streams",
+}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each worker begins with its share of the slowest files: of its tests, others take those at the end."""
+    """One worker begins with launches, which would wait for each other's cores; the others share the other tests, each
+    the slowest of its files first. Of a worker's tests, others take those at the end."""
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
-    ranks = {str(TESTS / name): rank for rank, name in enumerate(SLOWEST)}
+    slowest = [TESTS / folder / f"test_{name}.py" for folder, of in SLOWEST.items() for name in of.split()]
+    ranks = {str(path): rank for rank, path in enumerate(slowest)}
     files: dict[str, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(str(item.path), []).append(item)
     names = sorted(files, key=lambda name: ranks.get(name, len(ranks)))
     if workers > 1:
-        items[:] = [item for worker in range(workers) for name in names[worker::workers] for item in files[name]]
+        first = [name for name in names if Path(name).parent.name == "distributed"]
+        others = [name for name in names if name not in first]
+        while others and sum(len(files[name]) for name in first) < len(items) // workers:
+            first.append(others.pop())
+        names = [*first, *(name for worker in range(workers - 1) for name in others[worker :: workers - 1])]
+        items[:] = [item for name in names for item in files[name]]
     for item in items:
         if not item.get_closest_marker("timeout"):
             limit_s = SLOW_LIMIT_S if item.get_closest_marker("slow") else LIMIT_S
