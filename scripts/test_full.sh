@@ -18,19 +18,13 @@ run() { # name, then arguments of pytest
         return
     fi
     started=$(date +%s)
-    if "$pytest" --hypothesis-profile=new --numprocesses 3 --dist worksteal "$@"; then
-        touch "$passed/$name"
-        echo "test-full: $name passed in $(($(date +%s) - started)) s"
-    else
-        failed="$failed $name"
-    fi
+    "$pytest" --hypothesis-profile=new --numprocesses 3 --dist worksteal "$@" || { failed="$failed $name"; return; }
+    touch "$passed/$name"
+    echo "test-full: $name passed in $(($(date +%s) - started)) s"
 }
 
 for folder in tests/*/; do
     case $folder in *__pycache__/) continue ;; esac
     run "$(basename "$folder")" "$folder"
 done
-if [ -n "$failed" ]; then
-    echo "test-full: these parts failed:$failed" >&2
-    exit 1
-fi
+[ -z "$failed" ] || { echo "test-full: these parts failed:$failed" >&2; exit 1; }

@@ -58,7 +58,7 @@ SLOWEST = {
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """One worker begins with launches, which would wait for each other's cores; the others share the other tests, each
-    the slowest of its files first. Of a worker's tests, others take those at the end."""
+    the slowest of its files first. A worker without tests takes some from the end of another's."""
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     slowest = [TESTS / folder / f"test_{name}.py" for folder, of in SLOWEST.items() for name in of.split()]
     ranks = {str(path): rank for rank, path in enumerate(slowest)}

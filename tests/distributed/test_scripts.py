@@ -69,7 +69,7 @@ def search_layer_wise(folder: Path, world_size: int) -> Plan:
         with chdir(folder):
             assert main([*search, "--memory_upper_limit", memory]) == 0
         plan = read_plan(plan_path)
-        if len(set(plan.layers)) > 1:
+        if len({(layer.tp, layer.ulysses, layer.dp_type) for layer in plan.layers}) > 1:
             break
     else:
         raise AssertionError("under no budget do layers differ")
