@@ -43,7 +43,7 @@ BATCHES = (1, 8)  # two, so that every time mode has its points
 MESSAGES_MIB = (1 / 64, 1 / 4, 1.0, 8.0, 32.0, 128.0, 1024.0)
 DEGREES = (1, 2, 4, 8, 16)
 # Calls into Paddle of a layer's forward pass with plain kernels and with fused ones, and what a recomputed layer's has
-# more: tests/runtime/python_calls.py.
+# more: tests/runtime/test_python_per_layer.py.
 LAYER_CALLS, FUSED_CALLS, CHECKPOINT_CALLS = 75, 56, 14
 # A flash kernel gives each multiprocessor blocks of 128 rows of a head (tokens), of which the last ones end apart: two
 # for each of 132. Measured on one H100 80GB, PyTorch 2.11, CUDA 13, forward and backward of FlashAttention-2 with 32
