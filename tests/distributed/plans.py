@@ -15,15 +15,7 @@ TWO = [
     named("Ulysses with dp, vocabulary by sequence", "llama", 2, "[2u] 2u 1 2ur"),
 ]
 FOUR = [
-    named(
-        "GPipe, uneven stages, plain tp",
-        "llama, adamw",
-        4,
-        "1 2r 2 | 1 2",
-        batch="8/4",
-        megatron_sp=False,
-        schedule=GPIPE,
-    ),
+    named("GPipe, plain tp", "llama, adamw", 4, "1 2r 2 | 1 2", batch="8/4", megatron_sp=False, schedule=GPIPE),
     named("four stages, fewer micro-batches than stages", "llama", 4, "1 | 1r 1 | 1 | 1", batch="4/2"),
     named("strided tp without Megatron-SP", "qwen2, adamw", 4, "[2] 2s 2 2sr 4", megatron_sp=False),
     named("Ulysses, tp and dp mixed", "qwen2", 4, "[4] 2u 2 4ur 1", megatron_sp=False),
@@ -60,7 +52,7 @@ CONTEXT_EIGHT = [
     named("parts, tp 2-8, Ulysses", "llama", 8, "[8] 2nam 8nm 4ua 1m", batch="16/2"),
     named("cp, parts, 2 chunks, zero3", "qwen2", 8, "[2c2] 1c4a | 2c2nm 4ma || 2c2zr | 1znam 2c2u", batch="12/3"),
     named(
-        "cp, parts, four stages",
+        "cp, parts",
         "llama, adamw",
         8,
         "[1c2] 1c2n | 2a | 1c2m | 2nam || 1c2r | 2nm | 1c2 | 1a",
@@ -80,13 +72,7 @@ HYBRID_EIGHT = [
     named("in parts of 2 and 4 with tp", "qwen2", 8, "[2zh2] 2zh2 1h4 1zh2 2sh2 2rzh2", batch="16/2", default=ZERO2),
     named("in parts, uneven stages", "llama, adamw, tied", 8, "[1h2] 1zh2 | 1h2 2 1zrh2", batch="16/4", default=ZERO2),
     named(
-        "in parts, 2 chunks",
-        "qwen2",
-        8,
-        "[1zh2] 1zh2 | 2 || 1h2 | 1zh2",
-        batch="12/3",
-        default=ZERO2,
-        async_reduce=False,
+        "in parts: chunks", "qwen2", 8, "[1zh2] 1zh2 | 2 || 1h2 | 1zh2", batch="12/3", default=ZERO2, async_reduce=False
     ),
 ]
 SIX = [
