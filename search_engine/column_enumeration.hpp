@@ -97,9 +97,9 @@ class ColumnEnumeration {
   static std::vector<double> numbers_of(const InterleavedPoint& point) {
     std::vector<double> numbers{static_cast<double>(point.layers())};
     double sum = 0;
-    for (std::size_t c = 0; c < point.forward.size(); ++c) {
-      numbers.push_back(point.forward[c]), numbers.push_back(point.backward[c]);
-      sum += point.forward[c] + point.backward[c];
+    for (const PassTimes& chunk : point.passes) {
+      numbers.insert(numbers.end(), chunk.begin(), chunk.end());
+      sum += total(chunk);
     }
     numbers.push_back(point.sync), numbers.push_back(sum);
     return numbers;
@@ -109,10 +109,8 @@ class ColumnEnumeration {
   static std::vector<double> counts_of(const PathWeights& weights, std::size_t stage) {
     std::vector<double> counts{0};
     double least = kInfinity;
-    for (std::size_t at = stage; at < weights.forward.size(); at += weights.sync.size()) {
-      counts.push_back(weights.forward[at]), counts.push_back(weights.backward[at]);
-      least = std::min({least, weights.forward[at], weights.backward[at]});
-    }
+    for (std::size_t at = stage; at < weights.passes.size(); at += weights.sync.size())
+      for (const double weight : weights.passes[at]) counts.push_back(weight), least = std::min(least, weight);
     counts.push_back(weights.sync[stage]), counts.push_back(least);
     return counts;
   }
@@ -172,7 +170,7 @@ class ColumnEnumeration {
       if (!is_less(node.bound, best_)) return;
     }
     PathWeights weights = node.weights, path = weights;
-    ChunkTimes times(weights.forward.size(), weights.sync.size());
+    ChunkTimes times(weights.passes.size(), weights.sync.size());
     MasterSolution solution{path, times, {}};
     double least = 0;
     for (int round = 0; round < rounds; ++round) {

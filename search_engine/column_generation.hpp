@@ -115,7 +115,7 @@ class ColumnGeneration : public Search {
   // Time of a strategy of the vocabulary for one micro-batch.
   double busy(int vocab) const {
     const Vocab& ends = problem_.vocabs[vocab];
-    return ends.first.time.forward + ends.first.time.backward + ends.last.time.forward + ends.last.time.backward;
+    return total(ends.last.time.passes, total(ends.first.time.passes));
   }
 
   // Shares the layers out one by one to the stage that then works least. Returns how long some stage works at least.
@@ -448,9 +448,8 @@ class ColumnGeneration : public Search {
   // Sets a stage's times to lower bounds that ignore the memory budget.
   void roughly(const InterleavedStages& exact, ChunkTimes& times, int stage, const std::vector<int>& layers) const {
     for (int c = 0; c < chunks_a_stage(); ++c) {
-      const StageTime fixed = exact.fixed_time(stage, c);
-      times.forward[places_.of(stage, c)] = fixed.forward + layers[c] * cache_.cheapest(0, {1, 0, 0});
-      times.backward[places_.of(stage, c)] = fixed.backward + layers[c] * cache_.cheapest(0, {0, 1, 0});
+      PassTimes& passes = times.passes[places_.of(stage, c)] = exact.fixed_time(stage, c).passes;
+      for (const PassKind kind : kPassKinds) passes[kind] += layers[c] * cache_.cheapest(0, Weights::single(kind));
     }
   }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,19 +16,17 @@
 
 namespace galvatron {
 
-// Numbers of each chunk's forward and backward, in the order of the layers, and of each stage's sync.
+// Numbers of each chunk's passes, in the order of the layers, and of each stage's sync.
 struct OfChunks {
-  std::vector<double> forward, backward, sync;
+  std::vector<PassTimes> passes;
+  std::vector<double> sync;
 
-  OfChunks(std::size_t chunks, std::size_t stages) : forward(chunks, 0), backward(chunks, 0), sync(stages, 0) {}
+  OfChunks(std::size_t chunks, std::size_t stages) : passes(chunks, PassTimes{}), sync(stages, 0) {}
 
   // Adds a share of others.
   void add(const OfChunks& other, double share) {
-    for (std::size_t at = 0; at < forward.size(); ++at) {
-      forward[at] += share * other.forward[at];
-      backward[at] += share * other.backward[at];
-    }
-    for (std::size_t stage = 0; stage < sync.size(); ++stage) sync[stage] += share * other.sync[stage];
+    for (std::size_t at = 0; at < passes.size(); ++at) add_to(passes[at], other.passes[at], share);
+    add_to(sync, other.sync, share);
   }
 };
 
@@ -48,19 +47,18 @@ struct PathWeights : OfChunks {
   // How long the path is.
   double of(const ChunkTimes& times, double link) const {
     double sum = links * link;
-    for (std::size_t at = 0; at < forward.size(); ++at)
-      sum += forward[at] * times.forward[at] + backward[at] * times.backward[at];
+    for (std::size_t at = 0; at < passes.size(); ++at) sum += dot(passes[at], times.passes[at]);
     for (std::size_t stage = 0; stage < sync.size(); ++stage) sum += sync[stage] * times.sync[stage];
     return sum;
   }
 
   friend bool operator==(const PathWeights& a, const PathWeights& b) {
-    return a.forward == b.forward && a.backward == b.backward && a.sync == b.sync && a.links == b.links;
+    return std::tie(a.passes, a.sync, a.links) == std::tie(b.passes, b.sync, b.links);
   }
 };
 
 inline PathWeights halfway(const PathWeights& a, const PathWeights& b) {
-  PathWeights mean(a.forward.size(), a.sync.size());
+  PathWeights mean(a.passes.size(), a.sync.size());
   mean.add(a, 0.5), mean.add(b, 0.5);
   return mean;
 }
@@ -76,9 +74,9 @@ class StepGraph {
   // from each to the next, and of the gradient back, at least one entry for each but the last. Throws where stages wait
   // for each other in a circle.
   double time(const std::vector<StageTime>& chunks, const std::vector<double>& send, WorkBudget& budget) {
-    if (chunks_ == 1) return lists_.micro_batches() * (chunks[0].forward + chunks[0].backward) + chunks[0].sync;
+    if (chunks_ == 1) return lists_.micro_batches() * total(chunks[0].passes) + chunks[0].sync;
     durations_.clear();
-    for (const StageTime& chunk : chunks) durations_.push_back(chunk.forward), durations_.push_back(chunk.backward);
+    for (const StageTime& chunk : chunks) durations_.push_back(chunk.passes);
     links_.assign(send.begin(), send.begin() + (chunks_ - 1));
     run(budget);
     double latest = 0;
@@ -92,9 +90,7 @@ class StepGraph {
 
   // Time of a step, and the path that takes it; each message takes as long.
   double longest(const ChunkTimes& times, double link, PathWeights& path, WorkBudget& budget) {
-    durations_.clear();
-    for (int at = 0; at < chunks_; ++at)
-      durations_.push_back(times.forward[at]), durations_.push_back(times.backward[at]);
+    durations_ = times.passes;
     links_.assign(chunks_ - 1, link);
     run(budget);
     int latest = 0;
@@ -105,7 +101,7 @@ class StepGraph {
     path.sync[latest] = 1;
     for (int i = last_[latest]; i > 0;) {
       const Node& node = nodes_[i];
-      ++(node.duration % 2 ? path.backward : path.forward)[node.duration / 2];
+      ++path.passes[node.chunk][node.kind];
       const bool waited = ends_[node.input] + links_[node.link] > ends_[node.previous];
       path.links += waited && node.link < chunks_;
       i = waited ? node.input : node.previous;
@@ -114,13 +110,15 @@ class StepGraph {
   }
 
  private:
-  static constexpr long kNodesOfUnit = 4;                // pairs of passes
+  static constexpr long kNodesOfUnit = 4;                // micro-batches of a chunk
   static constexpr std::size_t kMostPasses = 5'000'000;  // of a step: some 150 MiB
 
   // Number 0 is the start of the step.
   struct Node {
     int previous, input;  // nodes: the stage's pass before it, and the one that it takes its input from
-    int link, duration;   // their numbers in `links_` and `durations_`
+    int link;             // its number in `links_`
+    int chunk;            // of all stages
+    PassKind kind;
   };
 
   void run(WorkBudget& budget) {
@@ -129,7 +127,8 @@ class StepGraph {
     links_.resize(chunks_), links_.push_back(0);  // the last two: no message
     for (std::size_t i = 1; i < nodes_.size(); ++i) {
       const Node& node = nodes_[i];
-      ends_[i] = std::max(ends_[node.previous], ends_[node.input] + links_[node.link]) + durations_[node.duration];
+      ends_[i] =
+          std::max(ends_[node.previous], ends_[node.input] + links_[node.link]) + durations_[node.chunk][node.kind];
     }
   }
 
@@ -147,28 +146,27 @@ class StepGraph {
       }
     }
     std::vector<std::size_t> next(stages_, 0);
-    std::vector<std::vector<int>> forwards(chunks_), backwards(chunks_);  // nodes of each chunk, by micro-batch
+    std::vector<ByKind<std::vector<int>>> chunk_nodes(chunks_);  // by micro-batch
     for (bool moved = true; moved;) {
       moved = false;
       for (int stage = 0; stage < stages_; ++stage)
         for (; next[stage] < passes[stage].size(); ++next[stage], moved = true) {
           const Pass& pass = passes[stage][next[stage]];
           const int at = pass.chunk * stages_ + stage;
-          std::vector<int>& nodes = (pass.is_backward ? backwards : forwards)[at];
-          const bool turns = pass.is_backward && at + 1 == chunks_, starts = !pass.is_backward && at == 0;
+          std::vector<int>& nodes = chunk_nodes[at][pass.kind];
+          // Forwards go down to the last chunk, where backwards turn and come up again.
+          const bool down = pass.kind == PassKind::forward, turns = !down && at + 1 == chunks_;
+          const int source = down ? at - 1 : turns ? at : at + 1;
           int input = 0;
-          if (!starts) {
-            const std::vector<int>& sources = turns              ? forwards[at]
-                                              : pass.is_backward ? backwards[at + 1]
-                                                                 : forwards[at - 1];
+          if (source >= 0) {
+            const std::vector<int>& sources = chunk_nodes[source][turns ? PassKind::forward : pass.kind];
             if (sources.size() <= nodes.size()) break;
             input = sources[nodes.size()];
           }
-          const int number = static_cast<int>(nodes_.size());
-          const int link = turns || starts ? chunks_ : pass.is_backward ? at : at - 1;
-          nodes_.push_back({last_[stage], input, link, 2 * at + pass.is_backward});
-          nodes.push_back(number);
-          last_[stage] = number;
+          const int link = turns || source < 0 ? chunks_ : std::min(at, source);
+          nodes.push_back(static_cast<int>(nodes_.size()));
+          nodes_.push_back({last_[stage], input, link, at, pass.kind});
+          last_[stage] = nodes.back();
         }
     }
     if (nodes_.size() < all) throw std::invalid_argument("passes: stages wait for each other in a circle");
@@ -180,7 +178,8 @@ class StepGraph {
   std::vector<int> last_;    // node of each stage
   std::vector<Node> nodes_;  // each after those that it waits for
   std::vector<double> ends_;
-  std::vector<double> links_, durations_;  // ms: from each chunk to the next; of each chunk's forward and backward
+  std::vector<double> links_;         // ms: from each chunk to the next
+  std::vector<PassTimes> durations_;  // of each chunk's passes
 };
 
 }  // namespace galvatron

@@ -11,27 +11,12 @@
 #include <algorithm>
 #include <array>
 #include <optional>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "limits.hpp"
 #include "problem.hpp"
 
 namespace galvatron {
-
-// How often a path runs through a stage's forward, backward and sync.
-struct Weights {
-  double forward, backward, sync;
-
-  double of(const StageTime& time) const {
-    return forward * time.forward + backward * time.backward + sync * time.sync;
-  }
-  double of(const Change& change) const { return forward * change.forward + backward * change.backward; }
-  bool operator<(const Weights& other) const {
-    return std::tie(forward, backward, sync) < std::tie(other.forward, other.backward, other.sync);
-  }
-};
 
 // The weightings of a stage's times: as the main stage of a path (Busy: it never waits; the others make the trip down
 // and back with the first micro-batch, with the last, with both), by the path's end; as another stage of the path; and
@@ -49,11 +34,13 @@ enum Weighting : int {
   kOnce,
   kOnceLast,
   kTwice,
-  kForward,
-  kBackward,
-  kSync
+  kSync,
+  kSingle  // of a pass of each kind, in their order
 };
-constexpr int kWeightings = kSync + 1;
+constexpr int kWeightings = kSingle + kPassKinds.size();
+
+constexpr Weighting single(PassKind kind) { return static_cast<Weighting>(kSingle + static_cast<int>(kind)); }
+constexpr Weighting kForward = single(PassKind::forward);
 
 // End of a path: at the first stage, to which it returns, or at its main stage.
 enum Ending : int { kFirst, kHere };
@@ -77,13 +64,12 @@ class PathBounds {
     const int last = problem.micro_batches - 1;
     for (int stage = 0; stage < problem.stages; ++stage) {
       std::array<Weights, kWeightings>& weights = weights_[stage];
-      weights[kNowhere] = {0, 0, 0};
-      weights[kOnce] = {1, 1, 0};
-      weights[kOnceLast] = {1, 1, 1};
-      weights[kTwice] = {2, 2, 0};
-      weights[kForward] = {1, 0, 0};
-      weights[kBackward] = {0, 1, 0};
-      weights[kSync] = {0, 0, 1};
+      weights[kNowhere] = {};
+      weights[kOnce] = Weights::uniform(1, 0);
+      weights[kOnceLast] = Weights::uniform(1, 1);
+      weights[kTwice] = Weights::uniform(2, 0);
+      weights[kSync] = {{}, 1};
+      for (const PassKind kind : kPassKinds) weights[single(kind)] = Weights::single(kind);
       const bool is_last = stage + 1 == problem.stages;
       // Below the last stage is nothing, but as kOnce its paths share the better bounds of the stages above.
       std::vector<Path> paths{{kBusy, is_last && stage > 0 ? kOnce : kNowhere, 0, passes.on_path(stage, {})}};
@@ -157,27 +143,27 @@ class PathBounds {
     return static_cast<Weighting>(weighting + (kBusyLast - kBusy) * ending);
   }
 
-  // A path around a stage: forwards and backwards there, and trips to the last stage and back in between.
+  // A path around a stage: passes there, and trips to the last stage and back in between.
   struct Path {
     Weighting weighting, below;
     double trips;
-    std::optional<std::pair<int, int>> passes;  // nothing: there is no such path
+    std::optional<ByKind<int>> passes;  // nothing: there is no such path
 
     // Whether this path is at least as long for all times.
     bool covers(const Path& other) const {
       if (!passes || !other.passes || &other == this) return false;
       const bool equal = trips == other.trips && *passes == *other.passes;
       if (equal) return this < &other;
-      return trips >= other.trips && passes->first >= other.passes->first && passes->second >= other.passes->second;
+      return trips >= other.trips && fits_in(*other.passes, *passes);
     }
   };
 
   // The weights of a path's own stage, by how it ends.
   void weigh(int stage, const Path& path) {
-    const double forwards = path.passes->first, backwards = path.passes->second;
     for (const Ending ending : kEndings) {
-      const double sync = ending == kHere;
-      weights_[stage][ended(path.weighting, ending)] = {forwards, backwards, sync};
+      Weights& weights = weights_[stage][ended(path.weighting, ending)];
+      std::copy(path.passes->begin(), path.passes->end(), weights.passes.begin());
+      weights.sync = ending == kHere;
     }
   }
 

@@ -32,7 +32,7 @@ using Array = py::array_t<double, py::array::c_style | py::array::forcecast>;
 constexpr double kSmallest = 1e-60, kLargest = 1e60;
 constexpr py::ssize_t kMostLayers = 100'000, kMostLayerTypes = 8, kMostStrategies = 2'000, kMostVocabs = 2'000;
 constexpr py::ssize_t kMostCells = 5'000'000;
-constexpr py::ssize_t kNumbers = std::tuple_size<PartNumbers>::value;
+constexpr py::ssize_t kKinds = kPassKinds.size(), kNumbers = kKinds + 3 + std::tuple_size<Workspace>::value;
 constexpr std::int64_t kMostMicroBatches = 1'000'000, kMostChunks = 1'000;
 
 // Set by one thread to end a search in another.
@@ -84,20 +84,20 @@ void check_all(const std::string& name, const Array& array, const std::vector<py
 using Integers = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
 
 Part part_of(const double* numbers, int layout = 0) {
-  return {{numbers[0], numbers[1], numbers[2]},
-          numbers[3],
-          numbers[4],
-          {numbers[5], numbers[6], numbers[7], numbers[8]},
-          layout};
+  const double* others = numbers + kKinds;
+  Part part{{{}, others[0]}, others[1], others[2], {}, layout};
+  std::copy(numbers, others, part.time.passes.begin());
+  std::copy(others + 3, numbers + kNumbers, part.workspace.begin());
+  return part;
 }
 
-std::vector<Change> changes_of(const double* numbers, py::ssize_t count) {
-  std::vector<Change> changes(count);
-  for (py::ssize_t i = 0; i < count; ++i) changes[i] = {numbers[2 * i], numbers[2 * i + 1]};
+std::vector<PassTimes> changes_of(const double* numbers, py::ssize_t count) {
+  std::vector<PassTimes> changes(count);
+  for (PassTimes& change : changes) std::copy_n(std::exchange(numbers, numbers + kKinds), kKinds, change.begin());
   return changes;
 }
 
-ByBoundary<std::vector<Change>> changes_by_boundary(const Array& array, py::ssize_t count) {
+ByBoundary<std::vector<PassTimes>> changes_by_boundary(const Array& array, py::ssize_t count) {
   return {changes_of(array.data(0), count), changes_of(array.data(1), count)};
 }
 
@@ -124,12 +124,12 @@ Schedule lists_of(const Integers& passes, const Integers& runs, py::ssize_t stag
   std::int64_t chunks = 1;
   for (py::ssize_t i = 0; i < passes.shape(0); ++i) {
     const std::int64_t kind = passes.at(i, 0), chunk = passes.at(i, 1);
-    if (kind < 0 || kind > 1 || chunk < 0 || chunk >= kMostChunks)
+    if (kind < 0 || kind >= kKinds || chunk < 0 || chunk >= kMostChunks)
       throw py::value_error("passes: kind or chunk is out of range");
     chunks = std::max(chunks, chunk + 1);
   }
   std::vector<std::vector<Run>> of(stages);
-  std::vector<std::int64_t> done(stages * chunks * 2, 0);  // micro-batches of each stage, chunk and kind
+  std::vector<std::int64_t> done(stages * chunks * kKinds, 0);  // micro-batches of each stage, chunk and kind
   py::ssize_t at = 0;
   for (py::ssize_t i = 0; i < runs.shape(0); ++i) {
     const std::int64_t stage = runs.at(i, 0), count = runs.at(i, 1), times = runs.at(i, 2), step = runs.at(i, 3);
@@ -141,13 +141,14 @@ Schedule lists_of(const Integers& passes, const Integers& runs, py::ssize_t stag
     std::map<std::int64_t*, std::int64_t> in_run;
     for (const py::ssize_t end = at + count; at < end; ++at) {
       const std::int64_t kind = passes.at(at, 0), chunk = passes.at(at, 1);
-      std::int64_t& passes_done = done[(stage * chunks + chunk) * 2 + kind];
+      std::int64_t& passes_done = done[(stage * chunks + chunk) * kKinds + kind];
       if (passes.at(at, 2) != passes_done + in_run[&passes_done]++)
         throw py::value_error("passes: micro-batches of a stage, chunk and kind are not 0, 1, 2, …");
-      run.passes.push_back({kind == 1, static_cast<int>(chunk)});
+      run.passes.push_back({static_cast<PassKind>(kind), static_cast<int>(chunk)});
     }
     for (const auto& [passes_done, each] : in_run) {
-      if (times > 1 && each != step) throw py::value_error("runs: step is not the passes_done of micro-batches in a run");
+      if (times > 1 && each != step)
+        throw py::value_error("runs: step is not the passes_done of micro-batches in a run");
       *passes_done += each * times;
     }
     of[stage].push_back(std::move(run));
@@ -158,20 +159,21 @@ Schedule lists_of(const Integers& passes, const Integers& runs, py::ssize_t stag
   return {static_cast<int>(micro_batches), std::move(of), static_cast<int>(chunks)};
 }
 
-double step_ms(const Integers& passes, const Integers& runs, std::int64_t micro_batches, const Array& forward,
-               const Array& backward, const Array& sync, const Array& send) {
+double step_ms(const Integers& passes, const Integers& runs, std::int64_t micro_batches, const Array& each,
+               const Array& sync, const Array& send) {
   const py::ssize_t stages = sync.size();
   if (stages < 1) throw py::value_error("sync: no stages");
   check_shape("sync", sync, {stages});
   const Schedule lists = lists_of(passes, runs, stages, micro_batches);
   const py::ssize_t chunks = stages * lists.chunks();
-  check_shape("forward", forward, {chunks});
-  check_shape("backward", backward, {chunks});
+  check_shape("passes_ms", each, {kKinds, chunks});
   if (send.ndim() != 1 || send.size() < chunks - 1)
     throw py::value_error("send: one less than there are chunks of stages");
-  std::vector<StageTime> times;
-  for (py::ssize_t at = 0; at < chunks; ++at)
-    times.push_back({forward.at(at), backward.at(at), at < stages ? sync.at(at) : 0});
+  std::vector<StageTime> times(chunks);
+  for (py::ssize_t at = 0; at < chunks; ++at) {
+    for (const PassKind kind : kPassKinds) times[at].passes[kind] = each.at(static_cast<int>(kind), at);
+    if (at < stages) times[at].sync = sync.at(at);
+  }
   WorkBudget budget = budget_for(nullptr);
   return StepGraph(lists).time(times, {send.data(), send.data() + send.size()}, budget);
 }
@@ -227,12 +229,12 @@ std::unique_ptr<Search> make_pipeline(const Integers& layers, std::optional<std:
   if (types.ndim() != 1 || kinds < 1 || kinds > kMostGroups)
     throw py::value_error("types: no layouts, or more than 64");
   check_all("strategies", strategies, {count, kNumbers});
-  check_all("change", change, {kinds, kinds, 2});
-  check_all("enter", enter, {2, kinds, 2});
-  check_all("leave", leave, {2, kinds, 2});
+  check_all("change", change, {kinds, kinds, kKinds});
+  check_all("enter", enter, {2, kinds, kKinds});
+  check_all("leave", leave, {2, kinds, kKinds});
   check_all("vocabs", vocabs, {options, 2, kNumbers});
-  check_all("vocab_enter", vocab_enter, {options, kinds, 2});
-  check_all("vocab_leave", vocab_leave, {options, kinds, 2});
+  check_all("vocab_enter", vocab_enter, {options, kinds, kKinds});
+  check_all("vocab_leave", vocab_leave, {options, kinds, kKinds});
   check_all("middle", middle, {2, kNumbers});
   check_all("send", send, {2, problem.type_count()});
   if (problem.passes.chunks() > 1 && (problem.type_count() > 1 || stages < 2))
@@ -257,7 +259,7 @@ std::unique_ptr<Search> make_pipeline(const Integers& layers, std::optional<std:
   problem.leave = changes_by_boundary(leave, kinds);
   for (py::ssize_t v = 0; v < options; ++v)
     problem.vocabs.push_back({part_of(vocabs.data(v)), part_of(vocabs.data(v) + kNumbers),
-                             changes_of(vocab_enter.data(v), kinds), changes_of(vocab_leave.data(v), kinds)});
+                              changes_of(vocab_enter.data(v), kinds), changes_of(vocab_leave.data(v), kinds)});
   problem.send.inside.assign(send.data(0), send.data(0) + problem.type_count());
   problem.send.between.assign(send.data(1), send.data(1) + problem.type_count());
   problem.middle = part_of(middle.data(0));
@@ -310,9 +312,8 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
       .def("cancel", &Cancel::cancel)
       .def_property_readonly("cancelled", &Cancel::cancelled);
 
-  module.def("step_ms", &step_ms, py::arg("passes"), py::arg("runs"), py::arg("micro_batches"), py::arg("forward_ms"),
-             py::arg("backward_ms"), py::arg("sync_ms"), py::arg("send_ms"),
-             "Time of one step; see paddlenlp_galvatron.cost_model.simulate.");
+  module.def("step_ms", &step_ms, py::arg("passes"), py::arg("runs"), py::arg("micro_batches"), py::arg("passes_ms"),
+             py::arg("sync_ms"), py::arg("send_ms"), "Time of one step; see paddlenlp_galvatron.cost_model.simulate.");
 
   py::class_<Search>(
       module, "Pipeline",
@@ -330,8 +331,9 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
            "Lower bound of the step time in ms, cheap; infinite where nothing fits.")
       .def("tight_bound", &tight_bound_of, py::arg("limit_ms"), py::arg("cancel") = nullptr,
            "A better one, stage by stage. The limit where nothing takes less.")
-      .def("solve", &solved, py::arg("limit_ms"), py::arg("effort"), py::arg("cancel") = nullptr,
-           py::arg("gap") = 0.0, "The fastest plan, or one within the gap of it: vocabulary strategy, layers of each stage and chunk, strategy of each layer. Infinite "
+      .def("solve", &solved, py::arg("limit_ms"), py::arg("effort"), py::arg("cancel") = nullptr, py::arg("gap") = 0.0,
+           "The fastest plan, or one within the gap of it: vocabulary strategy, layers of each stage and chunk, "
+           "strategy of each layer. Infinite "
            "and -1 where nothing takes less than the limit.")
       .def("least_memory", &least_memory_of, py::arg("cancel") = nullptr,
            "The plan that needs least on a device, of those with one chunk a stage.");

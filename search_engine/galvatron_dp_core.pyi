@@ -17,8 +17,7 @@ def step_ms(
     passes: NDArray[np.integer],
     runs: NDArray[np.integer],
     micro_batches: int,
-    forward_ms: ArrayLike,
-    backward_ms: ArrayLike,
+    passes_ms: ArrayLike,  # [kinds of passes, chunks]
     sync_ms: ArrayLike,
     send_ms: ArrayLike,
 ) -> float: ...

@@ -11,6 +11,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -28,8 +29,8 @@ constexpr int kMostChunks = kMostTypes - 1;  // of a stage
 
 // A stage with all its layers' strategies, chunk by chunk.
 struct InterleavedPoint {
-  std::vector<double> forward, backward;  // ms of one micro-batch in each chunk
-  double sync = 0;                        // ms
+  std::vector<PassTimes> passes;  // of each chunk
+  double sync = 0;                // ms
   std::vector<std::vector<int>> strategies;
 
   int layers() const {
@@ -40,18 +41,14 @@ struct InterleavedPoint {
 
   // Whether it is as good as another one of as many layers, in everything.
   bool matches(const InterleavedPoint& other) const {
-    auto none_longer = [](const std::vector<double>& a, const std::vector<double>& b) {
-      return std::equal(a.begin(), a.end(), b.begin(), [](double a, double b) { return a <= b; });
-    };
-    return layers() == other.layers() && sync <= other.sync && none_longer(forward, other.forward) &&
-           none_longer(backward, other.backward);
+    return layers() == other.layers() && sync <= other.sync &&
+           std::equal(passes.begin(), passes.end(), other.passes.begin(), fits_in<PassTimes>);
   }
 
   // Makes its times those of a stage.
   void put(ChunkTimes& times, std::size_t stage) const {
     const std::size_t stages = times.sync.size();
-    for (std::size_t c = 0; c < forward.size(); ++c)
-      times.forward[c * stages + stage] = forward[c], times.backward[c * stages + stage] = backward[c];
+    for (std::size_t c = 0; c < passes.size(); ++c) times.passes[c * stages + stage] = passes[c];
     times.sync[stage] = sync;
   }
 };
@@ -85,9 +82,8 @@ class InterleavedStages {
       : problem_(problem), vocab_(vocab), inner_(inner), useful_(cache.useful()), chunks_(problem.passes.chunks()) {
     if (chunks_ > kMostChunks) throw TooHard("the search knows 16 chunks a stage");
     layouts_ = chunks_ == 1 ? problem.layouts() : 1;
-    const double passes = problem.micro_batches;
     for (const bool with_sync : {false, true})
-      busy_[with_sync].weights.assign(chunks_, {passes, passes, with_sync ? 1.0 : 0.0});
+      busy_[with_sync].weights.assign(chunks_, Weights::uniform(problem.micro_batches, with_sync));
   }
 
   // Work of a stage whose chunks have so many layers, and `more` wherever they need least.
@@ -206,13 +202,9 @@ class InterleavedStages {
   // Least times of a chunk without its layers.
   StageTime fixed_time(int stage, int chunk) const {
     StageTime time = part(stage, chunk).time;
-    Change enters{kInfinity, kInfinity}, leaves = enters;
-    for (int layout = 0; layout < problem_.layouts(); ++layout) {
-      enters = least(enters, entry(stage, chunk)[layout]);
-      leaves = least(leaves, exit(stage, chunk)[layout]);
-    }
-    time.forward += enters.forward + leaves.forward;
-    time.backward += enters.backward + leaves.backward;
+    PassTimes changes = least(entry(stage, chunk));
+    add_to(changes, least(exit(stage, chunk)));
+    add_to(time.passes, changes);
     return time;
   }
 
@@ -240,8 +232,7 @@ class InterleavedStages {
     Weights of(int chunk) const {
       if (chunk < static_cast<int>(weights.size())) return weights[chunk];
       Weights least = weights.front();
-      for (const Weights& other : weights)
-        least = {std::min(least.forward, other.forward), std::min(least.backward, other.backward), least.sync};
+      for (const Weights& other : weights) least.passes = least_of(least.passes, other.passes);
       return least;
     }
   };
@@ -268,7 +259,7 @@ class InterleavedStages {
       });
       return costs[likely];
     };
-    at_price(1, std::vector<Weights>(chunks_, {0, 0, 0}));  // memory beyond the budget
+    at_price(1, std::vector<Weights>(chunks_));  // memory beyond the budget
     while (most >= 0 && costs[most] > kRoom * problem_.budget) works[most--] = kInfinity;
     if (most < 0) return works;
     likely = std::min(likely, most);
@@ -281,14 +272,14 @@ class InterleavedStages {
     return works;
   }
 
-  static Change least(const Change& a, const Change& b) {
-    return {std::min(a.forward, b.forward), std::min(a.backward, b.backward)};
+  static PassTimes least(const std::vector<PassTimes>& changes) {
+    return std::accumulate(changes.begin(), changes.end(), changes.front(), least_of<PassTimes>);
   }
 
-  const std::vector<Change>& entry(int stage, int chunk) const {
+  const std::vector<PassTimes>& entry(int stage, int chunk) const {
     return stage == 0 && chunk == 0 ? vocab_.enter : problem_.enter.inside;
   }
-  const std::vector<Change>& exit(int stage, int chunk) const {
+  const std::vector<PassTimes>& exit(int stage, int chunk) const {
     return stage == problem_.stages - 1 && chunk == chunks_ - 1 ? vocab_.leave : problem_.leave.inside;
   }
 
@@ -319,10 +310,10 @@ class InterleavedStages {
   }
 
   // Price of a change at a chunk's edge; with several chunks the least of all layouts.
-  double price(const std::vector<Change>& changes, int layout, const Weights& weights) const {
+  double price(const std::vector<PassTimes>& changes, int layout, const Weights& weights) const {
     if (chunks_ == 1) return weights.of(changes[layout]);
     double least = kInfinity;
-    for (const Change& change : changes) least = std::min(least, weights.of(change));
+    for (const PassTimes& change : changes) least = std::min(least, weights.of(change));
     return least;
   }
 
@@ -432,7 +423,7 @@ class InterleavedStages {
   InterleavedPoint point_of(const Question& question, const std::vector<Count>& counts,
                             const std::vector<int>& order) const {
     const int count = static_cast<int>(problem_.strategies.size());
-    InterleavedPoint point{{}, {}, 0, std::vector<std::vector<int>>(chunks_)};
+    InterleavedPoint point{{}, 0, std::vector<std::vector<int>>(chunks_)};
     for (const int layout : order)
       for (const auto& [id, layers] : counts)
         if (this->layout(id / count, id % count) == layout) {
@@ -445,15 +436,14 @@ class InterleavedStages {
         std::stable_sort(strategies.begin(), strategies.end(),
                          [&](int a, int b) { return problem_.strategies[a].layout < problem_.strategies[b].layout; });
       StageTime time = part(question.stage, chunk).time;
-      auto pass = [&](const Change& change) { time.forward += change.forward, time.backward += change.backward; };
-      pass(entry(question.stage, chunk)[problem_.strategies[strategies.front()].layout]);
+      add_to(time.passes, entry(question.stage, chunk)[problem_.strategies[strategies.front()].layout]);
       for (std::size_t i = 0; i < strategies.size(); ++i) {
         const Part& layer = problem_.strategies[strategies[i]];
-        time.forward += layer.time.forward, time.backward += layer.time.backward, time.sync += layer.time.sync;
-        if (i > 0) pass(problem_.change[problem_.strategies[strategies[i - 1]].layout][layer.layout]);
+        time.add(layer.time);
+        if (i > 0) add_to(time.passes, problem_.change[problem_.strategies[strategies[i - 1]].layout][layer.layout]);
       }
-      pass(exit(question.stage, chunk)[problem_.strategies[strategies.back()].layout]);
-      point.forward.push_back(time.forward), point.backward.push_back(time.backward), point.sync += time.sync;
+      add_to(time.passes, exit(question.stage, chunk)[problem_.strategies[strategies.back()].layout]);
+      point.passes.push_back(time.passes), point.sync += time.sync;
     }
     return point;
   }

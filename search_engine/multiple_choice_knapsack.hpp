@@ -379,7 +379,7 @@ class CountKnapsack {
   std::vector<Choice> choices_;
   WorkspaceLevels levels_;
   LayoutSet all_ = 0;
-  int types_ = 0;  // of layers
+  int types_ = 0;                                                       // of layers
   Map<std::pair<LayoutSet, Workspace>, KnapsackRelaxation> frontiers_;  // known ones, by layouts and level
 
   // Scratch of one search over counts.

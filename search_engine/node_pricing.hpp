@@ -78,18 +78,16 @@ class NodePricing {
           {vocab_case, std::vector<FeasibleSizes>(problem.stages), std::vector<StageCosts>(problem.stages), {}});
     double ends = 0;
     for (int s = 0; s < problem.stages; ++s) {
-      StageTime fixed{kInfinity, kInfinity, 0};
+      PassTimes fixed = StageTime::uniform(kInfinity, 0).passes;
       auto add = [&](int vocab_case, FeasibleSizes& sizes) {
         sizes = feasible(vocab_case, s, ends, limit, budget);
-        const StageTime time = vocab_cases_[vocab_case].stages->fixed_time(s, 0);
-        fixed.forward = std::min(fixed.forward, time.forward);
-        fixed.backward = std::min(fixed.backward, time.backward);
+        fixed = least_of(fixed, vocab_cases_[vocab_case].stages->fixed_time(s, 0).passes);
       };
       if (is_inner(s))
         add(0, inner_[s]);
       else
         for (Outer& outer : outer_) add(outer.vocab_case, outer.feasible_of[s]);
-      ends += fixed.forward + fixed.backward + node.fewest[s] * cache.cheapest(0, {1, 1, 0}) + 2 * link();
+      ends += total(fixed) + node.fewest[s] * cache.cheapest(0, Weights::uniform(1, 0)) + 2 * link();
     }
     keep([&](const Outer& outer) {
       const double longest = this->longest(outer);

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -42,7 +41,8 @@ class PartitionSearch {
   double tight_bound(WorkBudget& budget) { return partitions_.tight_bound(budget); }
 
   // Sets `best` to a pipeline below its limit, and within the gap of the optimum; call one of the bounds before it.
-  // Subtracts its work, in simulated passes, from `effort`. False: the effort was used up, and `bound` is a lower bound.
+  // Subtracts its work, in simulated passes, from `effort`. False: the effort was used up, and `bound` is a lower
+  // bound.
   bool solve(PipelineSolution& best, double& bound, double gap, long& effort, WorkBudget& budget) {
     budget_ = &budget;
     effort_ = effort;
@@ -140,7 +140,10 @@ class PartitionSearch {
         [&](int s) { return division_[s]; }, [](Weighting) { return 0.0; });
     if (!(longest < kInfinity)) return kInfinity;
     times_.resize(problem_.stages);
-    for (int s = 0; s < problem_.stages; ++s) times_[s] = {share(s, kForward), share(s, kBackward), share(s, kSync)};
+    for (int s = 0; s < problem_.stages; ++s) {
+      for (const PassKind kind : kPassKinds) times_[s].passes[kind] = share(s, single(kind));
+      times_[s].sync = share(s, kSync);
+    }
     effort_ -= kBoundPasses * problem_.stages;
     return std::max(longest, simulate(times_));
   }
@@ -220,18 +223,17 @@ class PartitionSearch {
     for (const PathBound& path_bound : bounds_.of(stage)) {
       const double left = limit - path_without(stage, path_bound);
       const Weights& weights = bounds_.weights(stage, path_bound.at_stage);
-      const double room = (left - share(stage, path_bound.at_stage)) / (weights.forward + weights.backward);
+      const double room = (left - share(stage, path_bound.at_stage)) / total(weights.passes);
       if (room < least_room) least_room = room, narrow = path_bound.at_stage, narrow_limit = left;
     }
     if (!solver_.points(stage, spans_[stage], narrow, narrow_limit, kMostPoints, points, effort_, *budget_))
       return false;
-    auto key = [](const StagePoint& p) { return std::tie(p.time.forward, p.time.backward, p.time.sync); };
-    std::sort(points.begin(), points.end(), [&](const StagePoint& a, const StagePoint& b) { return key(a) < key(b); });
+    std::sort(points.begin(), points.end(), [](const StagePoint& a, const StagePoint& b) { return a.time < b.time; });
     Vector<StagePoint> kept;
     for (StagePoint& point : points) {
       budget_->tick(kept.size());
       const bool beaten = std::any_of(kept.begin(), kept.end(), [&](const StagePoint& other) {
-        return other.time.backward <= point.time.backward && other.time.sync <= point.time.sync;
+        return fits_in(other.time.passes, point.time.passes) && other.time.sync <= point.time.sync;
       });
       if (!beaten) kept.push_back(std::move(point));
     }

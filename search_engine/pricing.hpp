@@ -33,8 +33,7 @@ struct ChunkPlaces {
   // Path coefficients of each chunk of a stage. Every entry carries the stage's sync coefficient.
   std::vector<Weights> weights(const PathWeights& path, int stage) const {
     std::vector<Weights> result;
-    for (int chunk = 0; chunk < chunks; ++chunk)
-      result.push_back({path.forward[of(stage, chunk)], path.backward[of(stage, chunk)], path.sync[stage]});
+    for (int chunk = 0; chunk < chunks; ++chunk) result.push_back({path.passes[of(stage, chunk)], path.sync[stage]});
     return result;
   }
 };
@@ -199,18 +198,19 @@ class Pricing {
     const int chunks = problem_.passes.chunks();
     double common = kInfinity;
     for (int c = 0; c < chunks; ++c)
-      common = std::min({common, weights.forward[places_.of(stage, c)], weights.backward[places_.of(stage, c)]});
+      for (const double weight : weights.passes[places_.of(stage, c)]) common = std::min(common, weight);
     const double busy = common / problem_.micro_batches, sync = std::min(weights.sync[stage], busy);
     const double more_sync = weights.sync[stage] - sync;
     if (sync > 0 && feasible.synced.empty())
       for (int more = feasible.skipped; more < feasible.skipped + static_cast<int>(feasible.work.size()); ++more)
         feasible.synced.push_back(exact_.work(stage, places_.of_stage(fewest, stage), more, true, budget).least);
     StageCosts result;
-    std::vector<double> price(weights.forward.size(), 0);  // of a layer more
+    std::vector<double> price(weights.passes.size(), 0);  // of a layer more
     double fixed = 0;
     for (int c = 0; c < chunks; ++c) {
       const int at = places_.of(stage, c);
-      const Weights left{weights.forward[at] - common, weights.backward[at] - common, more_sync};
+      Weights left = Weights::uniform(-common, more_sync);
+      add_to(left.passes, weights.passes[at]);
       price[at] = cache_.cheapest(0, left);
       fixed += left.of(exact_.fixed_time(stage, c)) + fewest[at] * price[at];
       result.cheapest.push_back(at);

@@ -22,22 +22,17 @@ struct Part {
 };
 
 // In the order in which Python gives them.
-using PartNumbers = std::array<double, 9>;
-
-inline PartNumbers numbers_of(const Part& part) {
-  const auto& [time, states, activation, workspace, layout] = part;
-  return {time.forward, time.backward, time.sync,    states,      activation,
-          workspace[0], workspace[1],  workspace[2], workspace[3]};
+inline std::vector<double> numbers_of(const Part& part) {
+  std::vector<double> numbers(part.time.passes.begin(), part.time.passes.end());
+  numbers.insert(numbers.end(), {part.time.sync, part.states, part.activation});
+  numbers.insert(numbers.end(), part.workspace.begin(), part.workspace.end());
+  return numbers;
 }
-
-struct Change {
-  double forward = 0, backward = 0;  // ms of one micro-batch
-};
 
 // One strategy of the vocabulary layers; with one stage, `first` is both of them and `last` is nothing.
 struct Vocab {
   Part first, last;
-  std::vector<Change> enter, leave;  // by layout: from the embedding, to the head
+  std::vector<PassTimes> enter, leave;  // by layout: from the embedding, to the head
 };
 
 // Consecutive layers: those of a stage.
@@ -61,9 +56,9 @@ struct Problem {
   std::vector<int> starts;  // first layer of each type, in order, and the number of layers
   int most_first;           // max layers of stage 0
   std::vector<Part> strategies;
-  std::vector<int> types;                        // of each layout; strategies of a layout are of its type
-  std::vector<std::vector<Change>> change;       // [layout before][layout after]
-  ByBoundary<std::vector<Change>> enter, leave;  // by layout: from, to the edge of a stage
+  std::vector<int> types;                           // of each layout; strategies of a layout are of its type
+  std::vector<std::vector<PassTimes>> change;       // [layout before][layout after]
+  ByBoundary<std::vector<PassTimes>> enter, leave;  // by layout: from, to the edge of a stage
   std::vector<Vocab> vocabs;
   Part middle;                                      // of a stage without vocabulary layers, besides its layers
   Part later;                                       // of its second chunk, and of a further one of any stage
@@ -131,7 +126,7 @@ inline std::vector<int> undominated(const std::vector<std::vector<double>>& rows
 inline std::vector<int> useful_strategies(const std::vector<Part>& strategies) {
   std::vector<std::vector<double>> rows;
   for (const Part& part : strategies) {
-    const PartNumbers numbers = numbers_of(part);
+    const std::vector<double> numbers = numbers_of(part);
     rows.push_back({1.0 * part.layout, -1.0 * part.layout});  // neither is larger within the same layout
     rows.back().insert(rows.back().end(), numbers.begin(), numbers.end());
   }
@@ -145,8 +140,8 @@ inline std::vector<int> useful_vocabs(const Problem& problem) {
     rows.emplace_back();
     for (const Part* part : {&vocab.first, &vocab.last})
       for (const double number : numbers_of(*part)) rows.back().push_back(number);
-    for (const std::vector<Change>* changes : {&vocab.enter, &vocab.leave})
-      for (const Change& change : *changes) rows.back().insert(rows.back().end(), {change.forward, change.backward});
+    for (const std::vector<PassTimes>* changes : {&vocab.enter, &vocab.leave})
+      for (const PassTimes& change : *changes) rows.back().insert(rows.back().end(), change.begin(), change.end());
   }
   return undominated(rows);
 }

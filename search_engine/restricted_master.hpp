@@ -116,7 +116,7 @@ class RestrictedMaster {
     for (auto answer = answers_.rbegin(); answer != answers_.rend() && answers.size() < kMostAnswers; ++answer)
       if (has(answer->plan)) answers.push_back(&*answer);
     if (answers.empty()) return {PathWeights(0, 0), ChunkTimes(0, 0), {}};
-    const std::size_t chunks = paths_[0].forward.size(), stages = paths_[0].sync.size();
+    const std::size_t chunks = paths_[0].passes.size(), stages = paths_[0].sync.size();
     std::vector<std::vector<double>> table(paths_.size());
     for (std::size_t path = 0; path < paths_.size(); ++path)
       for (const KnownPlan* answer : answers) table[path].push_back(answer->lengths[path]);

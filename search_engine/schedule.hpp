@@ -1,25 +1,71 @@
 // A pipeline schedule: each stage's list of passes, with repeated passes kept as one run.
 //
-// Every stage runs each micro-batch once forward and once backward through each of its chunks; forwards of a chunk come
-// in the order of the micro-batches, and so do backwards. Chunk c of stage s follows chunk c of stage s - 1, and chunk
-// c + 1 of the first stage follows chunk c of the last.
+// Every stage runs each micro-batch once in each kind of pass through each of its chunks; passes of one kind and chunk
+// come in the order of the micro-batches. Chunk c of stage s follows chunk c of stage s - 1, and chunk c + 1 of the
+// first stage follows chunk c of the last.
 // README.md, step 1.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "componentwise.hpp"
+
 namespace galvatron {
 
-// Times of a chunk of a stage, ms.
-struct StageTime {
-  double forward = 0, backward = 0;  // one micro-batch
-  double sync = 0;                   // after the last backward; no other stage waits for it
+// In the order of Python's `PassKind`.
+enum class PassKind { forward, backward };
+constexpr std::array<PassKind, 2> kPassKinds{PassKind::forward, PassKind::backward};
+
+template <class T>
+struct ByKind : std::array<T, kPassKinds.size()> {
+  using std::array<T, kPassKinds.size()>::operator[];
+  T& operator[](PassKind kind) { return (*this)[static_cast<std::size_t>(kind)]; }
+  const T& operator[](PassKind kind) const { return (*this)[static_cast<std::size_t>(kind)]; }
 };
 
+using PassTimes = ByKind<double>;  // ms, of one micro-batch
+
+// Times of a chunk of a stage, ms; or weights of them: how often a path runs through each.
+struct StageTime {
+  PassTimes passes{};
+  double sync = 0;  // after the last backward; no other stage waits for it
+
+  // The same for each kind of pass.
+  static StageTime uniform(double pass, double sync) {
+    StageTime result{{}, sync};
+    result.passes.fill(pass);
+    return result;
+  }
+  // Of one kind alone.
+  static StageTime single(PassKind kind) {
+    StageTime result;
+    result.passes[kind] = 1;
+    return result;
+  }
+
+  void add(const StageTime& other, double times = 1) {
+    add_to(passes, other.passes, times);
+    sync += times * other.sync;
+  }
+  // Weighted sum.
+  double of(const PassTimes& times) const { return dot(passes, times); }
+  double of(const StageTime& time) const { return of(time.passes) + sync * time.sync; }
+
+  friend bool operator<(const StageTime& a, const StageTime& b) {
+    return std::tie(a.passes, a.sync) < std::tie(b.passes, b.sync);
+  }
+};
+
+using Weights = StageTime;
+
 struct Pass {
-  bool is_backward;
+  PassKind kind;
   int chunk = 0;
 };
 
@@ -40,52 +86,40 @@ class Schedule {
   int stages() const { return static_cast<int>(of_.size()); }
   const std::vector<Run>& of(int stage) const { return of_[stage]; }
 
-  // Forwards of a stage before its backward of a micro-batch; and the other way round. For one chunk a stage.
-  int forwards_before(int stage, int backward) const { return others_before(stage, true, backward); }
-  int backwards_before(int stage, int forward) const { return others_before(stage, false, forward); }
-
-  // Forwards and backwards of a stage on a path through the schedule that leaves it with the forward of each of these
-  // micro-batches, goes down to the last stage, and comes back with the first backward there; nothing: there is none.
-  std::optional<std::pair<int, int>> on_path(int stage, const std::vector<int>& leaving) const {
-    int forwards = 0, backwards = 0;            // on the path
-    int forwards_done = 0, backwards_done = 0;  // of the stage, when the path is on it (again)
-    bool returned = false;
+  // Passes of a stage on a path through the schedule that leaves it with the forward of each of these micro-batches,
+  // goes down to the last stage, and comes back with the first backward there; nothing: there is none. For one chunk a
+  // stage.
+  std::optional<ByKind<int>> on_path(int stage, const std::vector<int>& leaving) const {
+    constexpr PassKind down = PassKind::forward, up = PassKind::backward;
+    ByKind<int> passes{};  // on the path
+    ByKind<int> done{};    // of the stage, when the path is on it (again)
     for (const int micro_batch : leaving) {
-      const int backwards_then = backwards_before(stage, micro_batch);
-      if (returned && backwards_then <= backwards_done) return std::nullopt;  // it left before the path came back
-      forwards += micro_batch + 1 - forwards_done;
-      backwards += backwards_then - backwards_done;
-      backwards_done = returning(micro_batch);
-      forwards_done = forwards_before(stage, backwards_done);
-      returned = true;
+      ByKind<int> left = before(stage, down, micro_batch);
+      ++left[down];
+      if (done[down] > 0 && left[up] <= done[up]) return std::nullopt;  // it left before the path came back
+      add_to(passes, left), add_to(passes, done, -1);
+      done = before(stage, up, before(stages() - 1, down, micro_batch)[up]);
     }
-    return std::make_pair(forwards + micro_batches_ - forwards_done, backwards + micro_batches_ - backwards_done);
+    for (const PassKind kind : kPassKinds) passes[kind] += micro_batches_ - done[kind];
+    return passes;
   }
 
  private:
-  // The first backward of the last stage after its forward of a micro-batch.
-  int returning(int micro_batch) const { return backwards_before(stages() - 1, micro_batch); }
-
-  int others_before(int stage, bool is_backward, int micro_batch) const {
-    int mine = 0, others = 0;
+  // Passes of a stage before its pass of this kind for a micro-batch.
+  ByKind<int> before(int stage, PassKind kind, int micro_batch) const {
+    ByKind<int> done{};
     for (const Run& run : of_[stage]) {
-      int mine_each = 0;
-      for (const Pass& pass : run.passes) mine_each += pass.is_backward == is_backward;
-      const int others_each = static_cast<int>(run.passes.size()) - mine_each;
-      if (micro_batch >= mine + mine_each * run.times) {
-        mine += mine_each * run.times, others += others_each * run.times;
-        continue;
-      }
-      const int times = (micro_batch - mine) / mine_each;
-      mine += mine_each * times, others += others_each * times;
+      ByKind<int> each{};
+      for (const Pass& pass : run.passes) ++each[pass.kind];
+      const int times = each[kind] ? std::min(run.times, (micro_batch - done[kind]) / each[kind]) : run.times;
+      add_to(done, each, times);
+      if (times == run.times) continue;
       for (const Pass& pass : run.passes) {
-        if (pass.is_backward != is_backward)
-          ++others;
-        else if (mine++ == micro_batch)
-          return others;
+        if (pass.kind == kind && done[kind] == micro_batch) return done;
+        ++done[pass.kind];
       }
     }
-    return others;
+    return done;
   }
 
   int micro_batches_ = 0, chunks_ = 1;

@@ -191,10 +191,10 @@ class StageSolver {
             problem_.is_between(span.end())};
   }
 
-  const std::vector<Change>& entry(int stage, const Ends& ends) const {
+  const std::vector<PassTimes>& entry(int stage, const Ends& ends) const {
     return stage == 0 ? vocab_.enter : problem_.enter.at(ends.enters_type);
   }
-  const std::vector<Change>& exit(int stage, const Ends& ends) const {
+  const std::vector<PassTimes>& exit(int stage, const Ends& ends) const {
     return stage == problem_.stages - 1 ? vocab_.leave : problem_.leave.at(ends.leaves_type);
   }
 
@@ -233,19 +233,11 @@ class StageSolver {
   StagePoint point(int stage, Span span, const std::vector<Count>& counts, const std::vector<int>& order) const {
     const Ends ends = this->ends(span);
     StagePoint point{views_[stage].fixed, counts, order};
-    for (const auto& [id, layers] : counts) {
-      const StageTime& time = problem_.strategies[id].time;
-      point.time.forward += layers * time.forward;
-      point.time.backward += layers * time.backward;
-      point.time.sync += layers * time.sync;
-    }
-    auto pass = [&](const Change& change) {
-      point.time.forward += change.forward;
-      point.time.backward += change.backward;
-    };
-    pass(entry(stage, ends)[order.front()]);
-    for (std::size_t i = 1; i < order.size(); ++i) pass(problem_.change[order[i - 1]][order[i]]);
-    pass(exit(stage, ends)[order.back()]);
+    for (const auto& [id, layers] : counts) point.time.add(problem_.strategies[id].time, layers);
+    PassTimes& passes = point.time.passes;
+    add_to(passes, entry(stage, ends)[order.front()]);
+    for (std::size_t i = 1; i < order.size(); ++i) add_to(passes, problem_.change[order[i - 1]][order[i]]);
+    add_to(passes, exit(stage, ends)[order.back()]);
     return point;
   }
 

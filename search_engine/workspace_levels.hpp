@@ -5,29 +5,16 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <numeric>
 #include <utility>
 #include <vector>
 
+#include "componentwise.hpp"
 #include "limits.hpp"
 
 namespace galvatron {
 
 // Transients of layers, MiB. A stage needs each term once, for the layer that needs most of it.
 using Workspace = std::array<double, 4>;
-
-inline Workspace most_of(Workspace a, const Workspace& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) a[i] = std::max(a[i], b[i]);
-  return a;
-}
-inline Workspace least_of(Workspace a, const Workspace& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) a[i] = std::min(a[i], b[i]);
-  return a;
-}
-inline bool fits_in(const Workspace& a, const Workspace& b) {
-  return a[0] <= b[0] && a[1] <= b[1] && a[2] <= b[2] && a[3] <= b[3];
-}
-inline double total(const Workspace& workspace) { return std::accumulate(workspace.begin(), workspace.end(), 0.0); }
 
 // Most workspace that a stage's layers may have, and the MiB that the stage needs then.
 struct Level {

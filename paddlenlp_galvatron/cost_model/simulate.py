@@ -52,7 +52,7 @@ def step_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:
     """Time of one step in ms, by the core's simulation, which the search uses, too. Raises UserError if a step has too
     many passes."""
     passes, runs = arrays(schedule, times.stages, micro_batches, times.chunks)
-    each = *times.passes, times.sync, np.array(times.send, dtype=float)
+    each = np.array(times.passes, dtype=float), times.sync, np.array(times.send, dtype=float)
     try:
         return float(galvatron_dp_core.step_ms(passes, runs, micro_batches, *each))
     except galvatron_dp_core.TooHard as error:

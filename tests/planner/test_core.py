@@ -247,7 +247,7 @@ def test_lists_in_which_stages_wait_for_each_other_are_refused() -> None:
     forward, backward = (0, 0, 0), (1, 0, 0)
     passes, runs = np.array([backward, forward, forward, backward]), np.array([(0, 2, 1, 1), (1, 2, 1, 1)])
     with pytest.raises(ValueError, match="passes: stages wait for each other in a circle"):
-        galvatron_dp_core.step_ms(passes, runs, 1, *np.ones((3, 2)), np.ones(1))
+        galvatron_dp_core.step_ms(passes, runs, 1, np.ones((2, 2)), np.ones(2), np.ones(1))
 
 
 @pytest.mark.parametrize(

@@ -129,12 +129,12 @@ def stage(t: dict[str, Any], vocab: int, s: int, first: int, choice: Sequence[in
 
 
 def step(t: dict[str, Any], division: Sequence[int], times: Sequence[Numbers]) -> float:
-    forward, backward, sync = zip(*times, strict=True)
+    *passes_ms, sync = zip(*times, strict=True)
     kinds = kinds_of(t)
     boundaries = np.cumsum(division)[:-1]
     send = [t["send"][int(kinds[at - 1] != kinds[at])][kinds[at]] for at in boundaries]
     return galvatron_dp_core.step_ms(
-        t["passes"], t["runs"], t["micro_batches"], forward, backward, sync, np.array(send, dtype=float)
+        t["passes"], t["runs"], t["micro_batches"], passes_ms, sync, np.array(send, dtype=float)
     )
 
 
