@@ -8,8 +8,8 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -20,6 +20,31 @@
 #include "restricted_master.hpp"
 
 namespace galvatron {
+
+// All points of each stage, of one chunk, that a plan which costs less than `target` on weighted paths may have;
+// nothing: there are too many.
+inline std::optional<std::vector<Points>> points_below(double target, const PathWeights& weights, double links,
+                                                       const InterleavedStages& stages, const ChunkPlaces& places,
+                                                       const std::vector<StageCosts>& stage_costs,
+                                                       const AllocationDp& allocation, WorkBudget& budget) {
+  constexpr std::size_t kMostListed = 20'000;          // points of all stages
+  constexpr std::size_t kStepsOfListing = 20'000'000;  // some 0.1 s
+  const std::vector<std::vector<double>> others = allocation.of_others(budget);
+  std::vector<Points> points(stage_costs.size());
+  std::size_t left = kMostListed;
+  const std::size_t stop = budget.steps() + kStepsOfListing;
+  for (std::size_t s = 0; s < stage_costs.size(); ++s)
+    for (std::size_t more = 0; more < stage_costs[s].costs.size(); ++more) {
+      const double most = target - others[s][more] - links;
+      if (!is_less(stage_costs[s].costs[more], most)) continue;
+      Points enumerated;
+      const int layers = stage_costs[s].fewest + static_cast<int>(more);
+      if (!stages.list(s, {layers}, places.weights(weights, s)[0], most, left, stop, enumerated, budget)) return {};
+      left -= enumerated.size();
+      points[s].insert(points[s].end(), enumerated.begin(), enumerated.end());
+    }
+  return points;
+}
 
 class ColumnEnumeration {
  public:
@@ -93,25 +118,20 @@ class ColumnEnumeration {
     std::vector<int> plan;
   };
 
-  // Layers, the times of each chunk, sync, and the time of all chunks together.
+  // Layers, the time of each pass, sync, and the time of all passes together.
   static std::vector<double> numbers_of(const InterleavedPoint& point) {
     std::vector<double> numbers{static_cast<double>(point.layers())};
-    double sum = 0;
-    for (const PassTimes& chunk : point.passes) {
-      numbers.insert(numbers.end(), chunk.begin(), chunk.end());
-      sum += total(chunk);
-    }
-    numbers.push_back(point.sync), numbers.push_back(sum);
+    numbers.insert(numbers.end(), point.passes[0].begin(), point.passes[0].end());
+    numbers.push_back(point.sync), numbers.push_back(total(point.passes[0]));
     return numbers;
   }
 
-  // Path coefficients: 0 for layers, then the sum of each chunk's for all chunks together.
+  // Path coefficients: 0 for layers, then those of the times, and the least one of all passes.
   static std::vector<double> counts_of(const PathWeights& weights, std::size_t stage) {
     std::vector<double> counts{0};
     double least = kInfinity;
-    for (std::size_t at = stage; at < weights.passes.size(); at += weights.sync.size())
-      for (const double weight : weights.passes[at]) counts.push_back(weight), least = std::min(least, weight);
-    counts.push_back(weights.sync[stage]), counts.push_back(least);
+    for (const double weight : weights.chunks[stage].passes) counts.push_back(weight), least = std::min(least, weight);
+    counts.push_back(weights.chunks[stage].sync), counts.push_back(least);
     return counts;
   }
 
@@ -170,7 +190,7 @@ class ColumnEnumeration {
       if (!is_less(node.bound, best_)) return;
     }
     PathWeights weights = node.weights, path = weights;
-    ChunkTimes times(weights.passes.size(), weights.sync.size());
+    ChunkTimes times(points_.size());
     MasterSolution solution{path, times, {}};
     double least = 0;
     for (int round = 0; round < rounds; ++round) {
@@ -217,12 +237,11 @@ class ColumnEnumeration {
       std::vector<double> counts = counts_of(solution.weights, s);
       counts[0] = best_ / layers_;
       for (std::size_t number = 0; number < counts.size(); ++number) {
-        double middle = 0, spread = 0;
-        for (const auto& [share, answer] : solution.plans) middle += share * numbers_[s][answer->plan[s]][number];
-        for (const auto& [share, answer] : solution.plans)
-          spread += share * std::abs(numbers_[s][answer->plan[s]][number] - middle);
-        if (counts[number] * spread > widest && divides(node, s, number, middle))
-          widest = counts[number] * spread, best = {static_cast<int>(s), static_cast<int>(number), middle};
+        const Spread spread =
+            solution.spread([&](const std::vector<int>& plan) { return numbers_[s][plan[s]][number]; });
+        const double width = counts[number] * spread.deviation;
+        if (width > widest && divides(node, s, number, spread.mean))
+          widest = width, best = {static_cast<int>(s), static_cast<int>(number), spread.mean};
       }
     }
     for (std::size_t s = 0; s < points_.size(); ++s)

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,97 +15,74 @@
 
 namespace galvatron {
 
-// Numbers of each chunk's passes, in the order of the layers, and of each stage's sync.
-struct OfChunks {
-  std::vector<PassTimes> passes;
-  std::vector<double> sync;
+// The times of each chunk, in the order of the layers: first the first chunk of each stage, then the second of each,
+// and so on. A stage's sync is that of its first chunk.
+using ChunkTimes = std::vector<StageTime>;
 
-  OfChunks(std::size_t chunks, std::size_t stages) : passes(chunks, PassTimes{}), sync(stages, 0) {}
+inline void add(ChunkTimes& sums, const ChunkTimes& others, double share) {
+  for (std::size_t at = 0; at < sums.size(); ++at) sums[at].add(others[at], share);
+}
 
-  // Adds a share of others.
-  void add(const OfChunks& other, double share) {
-    for (std::size_t at = 0; at < passes.size(); ++at) add_to(passes[at], other.passes[at], share);
-    add_to(sync, other.sync, share);
-  }
-};
-
-using ChunkTimes = OfChunks;  // ms, of one micro-batch
-
-// How often a path runs through each of them, and over a link; or the mean of several paths.
-struct PathWeights : OfChunks {
+// How often a path runs through each chunk, and over a link; or the mean of several paths.
+struct PathWeights {
+  std::vector<Weights> chunks;
   double links = 0;
-
-  using OfChunks::OfChunks;
 
   // Adds a share of another path.
   void add(const PathWeights& other, double share) {
-    OfChunks::add(other, share);
+    galvatron::add(chunks, other.chunks, share);
     links += share * other.links;
   }
 
   // How long the path is.
   double of(const ChunkTimes& times, double link) const {
     double sum = links * link;
-    for (std::size_t at = 0; at < passes.size(); ++at) sum += dot(passes[at], times.passes[at]);
-    for (std::size_t stage = 0; stage < sync.size(); ++stage) sum += sync[stage] * times.sync[stage];
+    for (std::size_t at = 0; at < chunks.size(); ++at) sum += chunks[at].of(times[at].passes);
+    for (std::size_t at = 0; at < chunks.size(); ++at) sum += chunks[at].sync * times[at].sync;
     return sum;
   }
 
   friend bool operator==(const PathWeights& a, const PathWeights& b) {
-    return std::tie(a.passes, a.sync, a.links) == std::tie(b.passes, b.sync, b.links);
+    return a.chunks == b.chunks && a.links == b.links;
   }
 };
 
 inline PathWeights halfway(const PathWeights& a, const PathWeights& b) {
-  PathWeights mean(a.passes.size(), a.sync.size());
+  PathWeights mean{std::vector<Weights>(a.chunks.size())};
   mean.add(a, 0.5), mean.add(b, 0.5);
   return mean;
 }
 
 class StepGraph {
  public:
-  explicit StepGraph(const Schedule& lists)
-      : lists_(lists), stages_(lists.stages()), chunks_(stages_ * lists.chunks()) {}
+  explicit StepGraph(const Schedule& lists) : lists_(lists), stages_(lists.stages()), chunks_(stages_ * lists.chunks) {}
   // The work of simulating a step, in the unit of efforts.
-  long work() const { return 1 + static_cast<long>(lists_.micro_batches()) * chunks_ / kNodesOfUnit; }
+  long work() const { return 1 + static_cast<long>(lists_.micro_batches) * chunks_ / kNodesOfUnit; }
 
-  // Time of a step. `chunks`: of all stages, first the first one of each, then the second of each, and so on. `send`:
-  // from each to the next, and of the gradient back, at least one entry for each but the last. Throws where stages wait
-  // for each other in a circle.
-  double time(const std::vector<StageTime>& chunks, const std::vector<double>& send, WorkBudget& budget) {
-    if (chunks_ == 1) return lists_.micro_batches() * total(chunks[0].passes) + chunks[0].sync;
-    durations_.clear();
-    for (const StageTime& chunk : chunks) durations_.push_back(chunk.passes);
+  // Time of a step. `send`: from each chunk to the next, and of the gradient back, at least one entry for each but the
+  // last. Throws where stages wait for each other in a circle.
+  double time(const ChunkTimes& times, const std::vector<double>& send, WorkBudget& budget) {
+    if (chunks_ == 1) return lists_.micro_batches * total(times[0].passes) + times[0].sync;
     links_.assign(send.begin(), send.begin() + (chunks_ - 1));
-    run(budget);
-    double latest = 0;
-    for (int stage = 0; stage < stages_; ++stage) {
-      double sync = 0;
-      for (int at = stage; at < chunks_; at += stages_) sync += chunks[at].sync;
-      latest = std::max(latest, ends_[last_[stage]] + sync);
-    }
-    return latest;
+    run(times, budget);
+    return end(times, latest(times));
   }
 
   // Time of a step, and the path that takes it; each message takes as long.
   double longest(const ChunkTimes& times, double link, PathWeights& path, WorkBudget& budget) {
-    durations_ = times.passes;
     links_.assign(chunks_ - 1, link);
-    run(budget);
-    int latest = 0;
-    auto end = [&](int stage) { return ends_[last_[stage]] + times.sync[stage]; };
-    for (int stage = 1; stage < stages_; ++stage)
-      if (end(stage) > end(latest)) latest = stage;
-    path = PathWeights(chunks_, stages_);
-    path.sync[latest] = 1;
-    for (int i = last_[latest]; i > 0;) {
+    run(times, budget);
+    const int stage = latest(times);
+    path = {std::vector<Weights>(chunks_)};
+    path.chunks[stage].sync = 1;
+    for (int i = last_[stage]; i > 0;) {
       const Node& node = nodes_[i];
-      ++path.passes[node.chunk][node.kind];
+      ++path.chunks[node.chunk].passes[node.kind];
       const bool waited = ends_[node.input] + links_[node.link] > ends_[node.previous];
       path.links += waited && node.link < chunks_;
       i = waited ? node.input : node.previous;
     }
-    return end(latest);
+    return end(times, stage);
   }
 
  private:
@@ -121,14 +97,24 @@ class StepGraph {
     PassKind kind;
   };
 
-  void run(WorkBudget& budget) {
+  double end(const ChunkTimes& times, int stage) const { return ends_[last_[stage]] + times[stage].sync; }
+
+  // The stage that ends last.
+  int latest(const ChunkTimes& times) const {
+    int latest = 0;
+    for (int stage = 1; stage < stages_; ++stage)
+      if (end(times, stage) > end(times, latest)) latest = stage;
+    return latest;
+  }
+
+  void run(const ChunkTimes& times, WorkBudget& budget) {
     if (nodes_.empty()) build();
     budget.tick(nodes_.size());
     links_.resize(chunks_), links_.push_back(0);  // the last two: no message
     for (std::size_t i = 1; i < nodes_.size(); ++i) {
       const Node& node = nodes_[i];
       ends_[i] =
-          std::max(ends_[node.previous], ends_[node.input] + links_[node.link]) + durations_[node.chunk][node.kind];
+          std::max(ends_[node.previous], ends_[node.input] + links_[node.link]) + times[node.chunk].passes[node.kind];
     }
   }
 
@@ -138,7 +124,7 @@ class StepGraph {
     std::vector<std::vector<Pass>> passes(stages_);
     std::size_t all = 1;
     for (int stage = 0; stage < stages_; ++stage) {
-      for (const Run& run : lists_.of(stage)) {
+      for (const Run& run : lists_.of[stage]) {
         all += run.times * run.passes.size();
         if (all > kMostPasses) throw TooHard("a step of more than 5000000 passes is not simulated");
         for (int time = 0; time < run.times; ++time)
@@ -178,8 +164,7 @@ class StepGraph {
   std::vector<int> last_;    // node of each stage
   std::vector<Node> nodes_;  // each after those that it waits for
   std::vector<double> ends_;
-  std::vector<double> links_;         // ms: from each chunk to the next
-  std::vector<PassTimes> durations_;  // of each chunk's passes
+  std::vector<double> links_;  // ms: from each chunk to the next
 };
 
 }  // namespace galvatron

@@ -65,11 +65,11 @@ class PathBounds {
     for (int stage = 0; stage < problem.stages; ++stage) {
       std::array<Weights, kWeightings>& weights = weights_[stage];
       weights[kNowhere] = {};
-      weights[kOnce] = Weights::uniform(1, 0);
-      weights[kOnceLast] = Weights::uniform(1, 1);
-      weights[kTwice] = Weights::uniform(2, 0);
+      weights[kOnce] = Weights::of_each(kTrip, 1);
+      weights[kOnceLast] = Weights::of_each(kTrip, 1, 1);
+      weights[kTwice] = Weights::of_each(kTrip, 2);
       weights[kSync] = {{}, 1};
-      for (const PassKind kind : kPassKinds) weights[single(kind)] = Weights::single(kind);
+      for (const PassKind kind : kPassKinds) weights[single(kind)] = Weights::of_each(std::array{kind}, 1);
       const bool is_last = stage + 1 == problem.stages;
       // Below the last stage is nothing, but as kOnce its paths share the better bounds of the stages above.
       std::vector<Path> paths{{kBusy, is_last && stage > 0 ? kOnce : kNowhere, 0, passes.on_path(stage, {})}};
@@ -80,9 +80,15 @@ class PathBounds {
       }
       for (const Path& path : paths) {
         if (!path.passes) continue;
-        weigh(stage, path);
-        if (std::none_of(paths.begin(), paths.end(), [&](const Path& other) { return other.covers(path); }))
-          add(stage, path.passes == paths.front().passes ? kBusy : path.weighting, path.below);
+        const bool covered =
+            std::any_of(paths.begin(), paths.end(), [&](const Path& other) { return other.covers(path); });
+        for (const Ending ending : kEndings) {
+          Weights& weighted = weights[ended(path.weighting, ending)] = {{}, ending == kHere ? 1.0 : 0.0};
+          std::copy(path.passes->begin(), path.passes->end(), weighted.passes.begin());
+          if (covered || (stage == 0 && ending == kFirst)) continue;  // the first stage's end here in any case
+          const Weighting at_stage = ended(path.passes == paths.front().passes ? kBusy : path.weighting, ending);
+          of_[stage].push_back({at_stage, path.below, stage == 0 ? kFirst : ending});
+        }
       }
     }
   }
@@ -157,21 +163,6 @@ class PathBounds {
       return trips >= other.trips && fits_in(*other.passes, *passes);
     }
   };
-
-  // The weights of a path's own stage, by how it ends.
-  void weigh(int stage, const Path& path) {
-    for (const Ending ending : kEndings) {
-      Weights& weights = weights_[stage][ended(path.weighting, ending)];
-      std::copy(path.passes->begin(), path.passes->end(), weights.passes.begin());
-      weights.sync = ending == kHere;
-    }
-  }
-
-  void add(int stage, Weighting weighting, Weighting below) {
-    if (stage == 0) of_[stage].push_back({ended(weighting, kHere), below, kFirst});
-    for (const Ending ending : kEndings)
-      if (stage > 0) of_[stage].push_back({ended(weighting, ending), below, ending});
-  }
 
   double layer_sync_ = 0, vocab_sync_ = 0;  // longest
   std::vector<std::vector<PathBound>> of_;

@@ -3,6 +3,9 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+_Integers = NDArray[np.integer]
+_Floats = NDArray[np.float64]
+
 class TooHard(MemoryError): ...
 
 class Cancel:
@@ -13,36 +16,40 @@ class Cancel:
     @property
     def cancelled(self) -> bool: ...
 
+# `passes_ms`: by kind of pass and chunk.
 def step_ms(
-    passes: NDArray[np.integer],
-    runs: NDArray[np.integer],
-    micro_batches: int,
-    passes_ms: ArrayLike,  # [kinds of passes, chunks]
-    sync_ms: ArrayLike,
-    send_ms: ArrayLike,
+    passes: _Integers, runs: _Integers, micro_batches: int, passes_ms: ArrayLike, sync_ms: ArrayLike, send_ms: ArrayLike
 ) -> float: ...
 
 class Pipeline:
+    """Pipelines of layers; see paddlenlp_galvatron.planner.core_arrays for the arrays.
+
+    The nine numbers of a strategy, or of a part of the vocabulary: forward, backward, sync (ms), states, activation,
+    workspace: own, message, weights, tables (MiB); a change's two: forward, backward (ms). `middle`: of a stage's first
+    chunk, of a later one; `most_first`: layers that the first stage has at most, if there are several types;
+    `in_flight`: stage and micro-batches of its chunks, by moments.
+    """
+
     def __init__(
         self,
         *,
-        layers: NDArray[np.integer],
+        layers: _Integers,
         most_first: int | None = None,
         micro_batches: int,
-        passes: NDArray[np.integer],
-        runs: NDArray[np.integer],
-        strategies: NDArray[np.float64],
-        layouts: NDArray[np.integer],
-        types: NDArray[np.integer],
-        change: NDArray[np.float64],
-        enter: NDArray[np.float64],
-        leave: NDArray[np.float64],
-        vocabs: NDArray[np.float64],
-        vocab_enter: NDArray[np.float64],
-        vocab_leave: NDArray[np.float64],
-        middle: NDArray[np.float64],
-        in_flight: NDArray[np.integer],
-        send: NDArray[np.float64],
+        passes: _Integers,
+        runs: _Integers,
+        strategies: _Floats,
+        layouts: _Integers,
+        types: _Integers,
+        change: _Floats,
+        enter: _Floats,
+        leave: _Floats,
+        vocabs: _Floats,
+        vocab_enter: _Floats,
+        vocab_leave: _Floats,
+        middle: _Floats,
+        in_flight: _Integers,
+        send: _Floats,
         budget_mib: float,
     ) -> None: ...
     def bound(self, cancel: Cancel | None = None) -> float: ...

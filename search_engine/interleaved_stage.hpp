@@ -1,5 +1,5 @@
-// The stages of a pipeline with one or several chunks each, for identical layers: lower bounds of the time that a stage
-// works, and strategies that reach it.
+// The stages of a pipeline with one or several chunks each, for identical layers: the least time that a stage works,
+// and strategies that reach it.
 //
 // The knapsack treats a chunk as a layer type: its layers hold as many micro-batches as the schedule has of it in
 // flight. Their memory is largest at one of some moments; each moment alone is a relaxation. With several chunks, the
@@ -21,7 +21,7 @@
 #include "multiple_choice_knapsack.hpp"
 #include "problem.hpp"
 #include "resharding_path.hpp"
-#include "stage_solver.hpp"
+#include "stage_relaxation.hpp"
 
 namespace galvatron {
 
@@ -47,9 +47,9 @@ struct InterleavedPoint {
 
   // Makes its times those of a stage.
   void put(ChunkTimes& times, std::size_t stage) const {
-    const std::size_t stages = times.sync.size();
-    for (std::size_t c = 0; c < passes.size(); ++c) times.passes[c * stages + stage] = passes[c];
-    times.sync[stage] = sync;
+    const std::size_t stages = times.size() / passes.size();
+    for (std::size_t c = 0; c < passes.size(); ++c) times[c * stages + stage].passes = passes[c];
+    times[stage].sync = sync;
   }
 };
 
@@ -75,15 +75,15 @@ struct KnownWorks {
   std::map<std::tuple<int, int, int, std::vector<int>>, std::vector<double>> rough;
 };
 
-class InterleavedStages {
+class InterleavedStages : public StageRelaxation {
  public:
   // `inner`: those of stages that know nothing of the vocabulary, shared by all of its strategies.
-  InterleavedStages(const Problem& problem, const Vocab& vocab, const ChoiceCache& cache, KnownWorks& inner)
-      : problem_(problem), vocab_(vocab), inner_(inner), useful_(cache.useful()), chunks_(problem.passes.chunks()) {
+  InterleavedStages(const Problem& problem, const Vocab& vocab, KnownWorks& inner)
+      : StageRelaxation(problem, vocab), inner_(inner) {
     if (chunks_ > kMostChunks) throw TooHard("the search knows 16 chunks a stage");
     layouts_ = chunks_ == 1 ? problem.layouts() : 1;
     for (const bool with_sync : {false, true})
-      busy_[with_sync].weights.assign(chunks_, Weights::uniform(problem.micro_batches, with_sync));
+      busy_[with_sync].weights.assign(chunks_, Weights::of_each(kPassKinds, problem.micro_batches, with_sync));
   }
 
   // Work of a stage whose chunks have so many layers, and `more` wherever they need least.
@@ -107,66 +107,11 @@ class InterleavedStages {
     return works.emplace(key, roughly(stage, layers, most, likely, budget)).first->second;
   }
 
-  // The price of memory, near a known one or far from it, at which a relaxation costs most: a search in ever smaller
-  // steps, as long as they help.
-  template <class Cost>
-  static double highest(Cost cost, double price, bool far) {
-    const std::vector<double> steps = far ? std::vector<double>{16, 4, 1.6, 1.2} : std::vector<double>{1.15};
-    double best = cost(price);
-    for (const double step : steps)
-      for (const double factor : {step, 1 / step})
-        for (int moves = 0; moves < kMostMoves; ++moves) {
-          const double attempted = cost(price * factor);
-          if (!(attempted > best)) break;
-          best = attempted, price *= factor;
-        }
-    return price;
-  }
-
-  // Lagrangian relaxation of a stage, for any weights of each chunk's passes and of the sync: memory has a price, ms
-  // per MiB, instead of a limit, and of the workspace only a single layer's need counts. Calls
-  // `take(fixed, layer)` once a level of that, with the cost without layers and that of a layer of each chunk. The
-  // least of them is a lower bound, for any price and for any of the moments, or mean of them, in `held`.
-  template <class Take>
-  void relax(int stage, const std::vector<double>& held, const std::vector<Weights>& weights, double price,
-             Take take) const {
-    const MemoryBudget room = this->room(stage, held);
-    double fixed = -price * within(room.budget);
-    for (int chunk = 0; chunk < chunks_; ++chunk) fixed += weights[chunk].of(fixed_time(stage, chunk));
-    std::vector<double> least(chunks_, kInfinity);
-    bool better = false;
-    std::vector<std::pair<double, int>>& rising = by_workspace_[room.workspace];
-    if (rising.empty()) {
-      for (const int k : useful_)
-        rising.push_back({total(most_of(room.workspace, problem_.strategies[k].workspace)), k});
-      std::sort(rising.begin(), rising.end());
-    }
-    for (std::size_t i = 0; i < rising.size(); ++i) {
-      const Part& part = problem_.strategies[rising[i].second];
-      for (int chunk = 0; chunk < chunks_; ++chunk) {
-        const double cost = weights[chunk].of(part.time) + price * (part.states + held[chunk] * part.activation);
-        if (cost < least[chunk]) least[chunk] = cost, better = true;
-      }
-      if (!better || (i + 1 < rising.size() && rising[i + 1].first == rising[i].first)) continue;
-      take(fixed + price * rising[i].first, least);
-      better = false;
-    }
-  }
-
-  // At the moment at which identical layers would hold most.
-  std::vector<double> likely_held(int stage, const std::vector<int>& layers) const {
-    const Held& held = fullest(stage, layers, 0);
-    return {held.begin(), held.end()};
-  }
-
   // Clears large caches that are soon filled again.
   void forget() {
     for (ChunkWeights& pricing : busy_)
       for (auto& [key, knapsack] : pricing.knapsack) knapsack->forget();
   }
-
-  // Steps of one relaxation, about.
-  std::size_t choices() const { return useful_.size() * chunks_; }
 
   // As `work`, for any weights of each chunk's passes, and of the stage's sync in all of them; not remembered.
   Work weighted(int stage, const std::vector<int>& layers, std::vector<Weights> weights, WorkBudget& budget) const {
@@ -183,9 +128,7 @@ class InterleavedStages {
     const Held& held = problem_.held[stage].front();
     CountKnapsack knapsack(choices(question, held));
     auto add = [&](const std::vector<Count>& counts, LayoutSet layouts) {
-      std::vector<int> order;
-      for (int layout = 0; layout < layouts_; ++layout)
-        if (layouts & bit(layout)) order.push_back(layout);
+      std::vector<int> order = layouts_of(layouts);
       do {
         InterleavedPoint point = point_of(question, counts, order);
         budget.tick(points.size());
@@ -199,28 +142,9 @@ class InterleavedStages {
     return points.size() <= most && effort > 0 && budget.steps() < stop;
   }
 
-  // Least times of a chunk without its layers.
-  StageTime fixed_time(int stage, int chunk) const {
-    StageTime time = part(stage, chunk).time;
-    PassTimes changes = least(entry(stage, chunk));
-    add_to(changes, least(exit(stage, chunk)));
-    add_to(time.passes, changes);
-    return time;
-  }
-
-  const Part& part(int stage, int chunk) const {
-    if (stage == 0 && chunk == 0) return vocab_.first;
-    if (stage == problem_.stages - 1 && chunk == chunks_ - 1) return vocab_.last;
-    return stage > 0 && stage < problem_.stages - 1 && chunk == 0 ? problem_.middle : problem_.later;
-  }
-
  private:
-  static constexpr int kMostMoves = 8;            // of a price of memory into one direction
-  static constexpr double kRoom = 1e-9;           // share of the budget that sums of memory may be off by
   static constexpr long kMostListed = 1'000'000;  // counts looked at: some 0.1 s
   static constexpr int kMostMoments = 4;          // tried one after the other before all at once
-
-  using Held = std::vector<int>;  // micro-batches of each chunk
 
   // Weights of each chunk's times, and the results known under them.
   struct ChunkWeights {
@@ -245,48 +169,12 @@ class InterleavedStages {
 
   KnownWorks& works_of(int stage) { return stage > 0 && stage < problem_.stages - 1 ? inner_ : works_; }
 
-  std::vector<double> roughly(int stage, const std::vector<int>& layers, int most, int likely,
-                              WorkBudget& budget) const {
-    std::vector<double> costs(most + 1), works(most + 1, 0);
-    const std::vector<double> held = likely_held(stage, layers);
-    auto at_price = [&](double price, const std::vector<Weights>& weights) {
-      budget.tick(useful_.size() * (chunks_ + most / 4));
-      std::fill(costs.begin(), costs.end(), kInfinity);
-      relax(stage, held, weights, price, [&](double cost, const std::vector<double>& layer) {
-        for (int chunk = 0; chunk < chunks_; ++chunk) cost += layers[chunk] * layer[chunk];
-        const double least = *std::min_element(layer.begin(), layer.end());  // where least is held
-        for (int more = 0; more <= most; ++more) costs[more] = std::min(costs[more], cost + more * least);
-      });
-      return costs[likely];
-    };
-    at_price(1, std::vector<Weights>(chunks_));  // memory beyond the budget
-    while (most >= 0 && costs[most] > kRoom * problem_.budget) works[most--] = kInfinity;
-    if (most < 0) return works;
-    likely = std::min(likely, most);
-    auto raise = [&](double price) {
-      const double cost = at_price(price, busy_[false].weights);
-      for (int more = 0; more <= most; ++more) works[more] = std::max(works[more], costs[more]);
-      return cost;
-    };
-    highest(raise, raise(0) / std::max(problem_.budget, 1.0), true);
-    return works;
-  }
-
-  static PassTimes least(const std::vector<PassTimes>& changes) {
-    return std::accumulate(changes.begin(), changes.end(), changes.front(), least_of<PassTimes>);
-  }
-
-  const std::vector<PassTimes>& entry(int stage, int chunk) const {
-    return stage == 0 && chunk == 0 ? vocab_.enter : problem_.enter.inside;
-  }
-  const std::vector<PassTimes>& exit(int stage, int chunk) const {
-    return stage == problem_.stages - 1 && chunk == chunks_ - 1 ? vocab_.leave : problem_.leave.inside;
-  }
-
   // Strategies' numbers count on by the chunk; those of `more` come last.
   int id(int chunk, int strategy) const { return chunk * static_cast<int>(problem_.strategies.size()) + strategy; }
-  int layout(int chunk, int strategy) const {
-    return chunk * layouts_ + (layouts_ > 1 ? problem_.strategies[strategy].layout : 0);
+  int layout(int id) const {
+    const int count = static_cast<int>(problem_.strategies.size());
+    return std::min(id / count * layouts_ + (layouts_ > 1 ? problem_.strategies[id % count].layout : 0),
+                    chunks_ * layouts_);
   }
 
   CountKnapsack& knapsack(const Question& question, const Held& held) const {
@@ -300,10 +188,10 @@ class InterleavedStages {
     for (int chunk = 0; chunk <= chunks_; ++chunk) {
       const Weights weights = question.pricing.of(chunk);
       const int count = chunk < chunks_ ? held[chunk] : *std::min_element(held.begin(), held.end());
-      for (const int k : useful_) {
+      for (int k = 0; k < static_cast<int>(problem_.strategies.size()); ++k) {
         const Part& part = problem_.strategies[k];
         choices.push_back({part.states + count * part.activation, weights.of(part.time), part.workspace, id(chunk, k),
-                           chunk < chunks_ ? layout(chunk, k) : chunks_ * layouts_, chunk});
+                           layout(id(chunk, k)), chunk});
       }
     }
     return choices;
@@ -332,13 +220,12 @@ class InterleavedStages {
         const int end = chunk * layouts_ + g;
         const double leaves = price(exit(question.stage, chunk), g, weights);
         if (chunk == 0) prices.enter[end] = price(entry(question.stage, chunk), g, weights);
-        if (chunk == chunks_ - 1) prices.leave[end] = prices.change[end][all - 1] = leaves;
-        for (int other = 0; other < layouts_; ++other) {
-          if (layouts_ > 1) prices.change[end][other] = weights.of(problem_.change[g][other]);
-          if (chunk < chunks_ - 1)
-            prices.change[end][end - g + layouts_ + other] =
-                leaves + price(entry(question.stage, chunk + 1), other, next);
-        }
+        if (chunk == chunks_ - 1)
+          prices.leave[end] = prices.change[end][all - 1] = leaves;
+        else  // there is one layout
+          prices.change[end][end + 1] = leaves + price(entry(question.stage, chunk + 1), 0, next);
+        for (int other = 0; other < layouts_ && layouts_ > 1; ++other)
+          prices.change[end][other] = weights.of(problem_.change[g][other]);
       }
     walks = std::make_unique<ReshardingPath>(std::move(prices), 0, question.more > 0 ? chunks_ : chunks_ - 1);
     return *walks;
@@ -350,25 +237,6 @@ class InterleavedStages {
     layers.of[chunks_] = question.more;
     layers.last_type = question.more > 0 ? chunks_ : chunks_ - 1;
     return layers;
-  }
-
-  // The moment at which identical layers would hold most.
-  const Held& fullest(int stage, const std::vector<int>& layers, int more) const {
-    const std::vector<Held>& moments = problem_.held[stage];
-    return *std::max_element(moments.begin(), moments.end(), [&](const Held& a, const Held& b) {
-      return layers_held(layers, more, a) < layers_held(layers, more, b);
-    });
-  }
-
-  template <class Held>
-  MemoryBudget room(int stage, const Held& held) const {
-    MemoryBudget room{problem_.budget, {}};
-    for (int chunk = 0; chunk < chunks_; ++chunk) {
-      const Part& fixed = part(stage, chunk);
-      room.budget -= fixed.states + held[chunk] * fixed.activation;
-      room.workspace = most_of(room.workspace, fixed.workspace);
-    }
-    return room;
   }
 
   // The least that a stage takes at any moment, and a point that fits at all of them, if one was found and there are no
@@ -385,7 +253,9 @@ class InterleavedStages {
       if (tried < kMostMoments)
         work.least = std::max(work.least, fixed(question.pricing, question.stage) + std::min(mix.cost, mix.bound));
       if (mix.counts.empty() || question.more > 0) break;
-      InterleavedPoint point = point_of(question, mix.counts, budget);
+      LayoutSet used = 0;
+      for (const auto& [id, layers] : mix.counts) used |= bit(layout(id));
+      InterleavedPoint point = point_of(question, mix.counts, walks.order(used, budget));
       const Held& fullest = *std::max_element(moments.begin(), moments.end(), [&](const Held& a, const Held& b) {
         return memory(question.stage, point, a) < memory(question.stage, point, b);
       });
@@ -401,23 +271,10 @@ class InterleavedStages {
     return work;
   }
 
-  static double layers_held(const std::vector<int>& layers, int more, const Held& held) {
-    double sum = more * *std::min_element(held.begin(), held.end());
-    for (std::size_t chunk = 0; chunk < held.size(); ++chunk) sum += layers[chunk] * held[chunk];
-    return sum;
-  }
-
   double fixed(const ChunkWeights& pricing, int stage) const {
     double sum = 0;
     for (int chunk = 0; chunk < chunks_; ++chunk) sum += pricing.of(chunk).of(part(stage, chunk).time);
     return sum;
-  }
-
-  InterleavedPoint point_of(const Question& question, const std::vector<Count>& counts, WorkBudget& budget) const {
-    const int count = static_cast<int>(problem_.strategies.size());
-    LayoutSet used = 0;
-    for (const auto& [id, layers] : counts) used |= bit(layout(id / count, id % count));
-    return point_of(question, counts, walks(question).order(used, budget));
   }
 
   InterleavedPoint point_of(const Question& question, const std::vector<Count>& counts,
@@ -426,7 +283,7 @@ class InterleavedStages {
     InterleavedPoint point{{}, 0, std::vector<std::vector<int>>(chunks_)};
     for (const int layout : order)
       for (const auto& [id, layers] : counts)
-        if (this->layout(id / count, id % count) == layout) {
+        if (this->layout(id) == layout) {
           std::vector<int>& strategies = point.strategies[id / count];
           strategies.insert(strategies.end(), layers, id % count);
         }
@@ -462,13 +319,8 @@ class InterleavedStages {
     return mib + total(workspace);
   }
 
-  const Problem& problem_;
-  const Vocab& vocab_;
   KnownWorks& inner_;
-  const std::vector<int>& useful_;
-  // The same by rising total workspace within a stage, by the stage's own workspace.
-  mutable std::map<Workspace, std::vector<std::pair<double, int>>> by_workspace_;
-  int chunks_, layouts_;
+  int layouts_;
   std::array<ChunkWeights, 2> busy_;  // by whether sync counts
   KnownWorks works_;                  // of the first and the last stage
 };

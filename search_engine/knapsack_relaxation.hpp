@@ -17,9 +17,6 @@ constexpr int kMostTypes = 17;  // layer types; chunks count as types
 
 // Layers of a stage, by type; those of types `first_type` to `last_type` alone are more than 0.
 struct Layers {
-  Layers(int alike) : of{alike} {}
-  Layers() = default;
-
   std::array<int, kMostTypes> of{};
   int first_type = 0, last_type = 0;
 };
@@ -49,12 +46,6 @@ inline std::vector<Choice> undominated(std::vector<Choice> choices) {
     if (!beaten) kept.push_back(choice);
   }
   return kept;
-}
-
-inline std::vector<Workspace> workspaces_of(const std::vector<Choice>& choices) {
-  std::vector<Workspace> workspaces;
-  for (const Choice& choice : choices) workspaces.push_back(choice.workspace);
-  return workspaces;
 }
 
 // Least cost of layers that may mix the choices of their type in any fraction, by budget: a lower bound of every true

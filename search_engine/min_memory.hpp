@@ -10,7 +10,6 @@
 
 #include "limits.hpp"
 #include "problem.hpp"
-#include "stage_solver.hpp"
 #include "workspace_levels.hpp"
 
 namespace galvatron {
@@ -22,16 +21,15 @@ class MinMemory {
     std::array<int, kMostTypes> strategy{};  // of all layers of each type
   };
 
-  MinMemory(const Problem& problem, const ChoiceCache& cache) : problem_(problem) {
+  explicit MinMemory(const Problem& problem) : problem_(problem) {
     for (const int held : problem.in_flight) {
       if (choices_.count(held)) continue;
       std::vector<Choice> choices;
-      for (const int k : cache.useful()) {
-        const Part& part = problem.strategies[k];
-        choices.push_back({part.states + held * part.activation, 0, part.workspace, k, cache.type_of(k)});
-      }
+      for (const Part& part : problem.strategies)
+        choices.push_back({part.states + held * part.activation, 0, part.workspace, static_cast<int>(choices.size()),
+                           problem.types[part.layout]});
       choices = undominated(std::move(choices));
-      WorkspaceLevels levels(workspaces_of(choices));
+      WorkspaceLevels levels(choices);
       choices_.emplace(held, std::make_pair(std::move(choices), std::move(levels)));
     }
   }

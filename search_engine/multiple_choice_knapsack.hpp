@@ -39,7 +39,7 @@ struct MemoryBudget {
 // while the lower bound stays below the best mix. A search of too many steps ends with a gap to the bound.
 class CountKnapsack {
  public:
-  explicit CountKnapsack(std::vector<Choice> choices) : choices_(std::move(choices)), levels_(workspaces_of(choices_)) {
+  explicit CountKnapsack(std::vector<Choice> choices) : choices_(std::move(choices)), levels_(choices_) {
     for (const Choice& choice : choices_) all_ |= bit(choice.layout), types_ = std::max(types_, choice.type + 1);
   }
 
@@ -55,9 +55,9 @@ class CountKnapsack {
     return least;
   }
 
-  // The mix of least cost; `best` is one that is known.
-  Assignment solve(const Layers& layers, MemoryBudget room, ReshardingPath& walks, WorkBudget& budget,
-                   Assignment best = {}) {
+  // The mix of least cost.
+  Assignment solve(const Layers& layers, MemoryBudget room, ReshardingPath& walks, WorkBudget& budget) {
+    Assignment best;
     // One layout a type first: its cost prunes most other sets.
     for (const bool all : {false, true}) {
       last_ = budget.steps() + 2 * allowance(budget);

@@ -1,5 +1,5 @@
-// A node of the branch-and-bound tree of column generation, and pricing over it: the plan of least weighted sum, under
-// each vocabulary strategy that is left. Only the first and the last stage depend on the vocabulary strategy.
+// Pricing over a node of the branch-and-bound tree: the plan of least weighted sum, under each vocabulary strategy that
+// is left. Only the first and the last stage depend on the vocabulary strategy.
 // README.md, steps 7 and 8.
 #pragma once
 
@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "branching.hpp"
 #include "critical_path.hpp"
 #include "interleaved_stage.hpp"
 #include "limits.hpp"
@@ -18,33 +19,6 @@
 #include "problem.hpp"
 
 namespace galvatron {
-
-// Plans in which the numbers of each chunk's and of each stage's layers are within limits, under some strategies of the
-// vocabulary.
-struct Node {
-  double bound = 0;
-  std::vector<int> vocab_cases;            // a vocabulary strategy each; rising
-  std::vector<int> fewest, most;           // layers of each chunk
-  std::vector<int> fewest_of, most_of;     // layers of each stage
-  double sum = 0;                          // bound by the weights alone
-  PathWeights weights{0, 0};               // of the paths that give this sum
-  std::vector<double> mean, spread;        // mean and spread of each chunk's layers over the master's plans
-  std::vector<double> mean_of, spread_of;  // the same of each stage
-  std::vector<int> latest;                 // layers of each chunk in the last priced plan, or likely ones
-
-  // `plan`: each chunk's layers, and the number of the vocabulary strategy.
-  bool has(const std::vector<int>& plan) const {
-    if (!std::binary_search(vocab_cases.begin(), vocab_cases.end(), plan.back())) return false;
-    std::vector<int> of(fewest_of.size(), 0);
-    for (std::size_t at = 0; at + 1 < plan.size(); ++at) {
-      if (plan[at] < fewest[at] || plan[at] > most[at]) return false;
-      of[at % of.size()] += plan[at];
-    }
-    for (std::size_t stage = 0; stage < of.size(); ++stage)
-      if (of[stage] < fewest_of[stage] || of[stage] > most_of[stage]) return false;
-    return true;
-  }
-};
 
 // The plans under one strategy of the vocabulary.
 struct VocabCase {
@@ -76,9 +50,10 @@ class NodePricing {
     for (const int vocab_case : node.vocab_cases)
       outer_.push_back(
           {vocab_case, std::vector<FeasibleSizes>(problem.stages), std::vector<StageCosts>(problem.stages), {}});
+    const Weights trip = Weights::of_each(kTrip, 1);
     double ends = 0;
     for (int s = 0; s < problem.stages; ++s) {
-      PassTimes fixed = StageTime::uniform(kInfinity, 0).passes;
+      PassTimes fixed = StageTime::of_each(kPassKinds, kInfinity).passes;
       auto add = [&](int vocab_case, FeasibleSizes& sizes) {
         sizes = feasible(vocab_case, s, ends, limit, budget);
         fixed = least_of(fixed, vocab_cases_[vocab_case].stages->fixed_time(s, 0).passes);
@@ -87,9 +62,9 @@ class NodePricing {
         add(0, inner_[s]);
       else
         for (Outer& outer : outer_) add(outer.vocab_case, outer.feasible_of[s]);
-      ends += total(fixed) + node.fewest[s] * cache.cheapest(0, Weights::uniform(1, 0)) + 2 * link();
+      ends += trip.of(fixed) + node.fewest[s] * cache.cheapest(0, trip) + 2 * link();
     }
-    keep([&](const Outer& outer) {
+    keep([&](Outer& outer) {
       const double longest = this->longest(outer);
       longest_ = std::min(longest_, longest);
       return is_less(longest, limit);
@@ -105,8 +80,7 @@ class NodePricing {
         *std::find_if(outer_.begin(), outer_.end(), [&](const Outer& outer) { return outer.vocab_case == vocab_case; });
     std::vector<StageCosts> stage_costs;
     for (int s = 0; s < problem_.stages; ++s)
-      stage_costs.push_back(
-          stage_cost(is_inner(s) ? 0 : vocab_case, s, weights, is_inner(s) ? inner_[s] : outer.feasible_of[s], budget));
+      stage_costs.push_back(stage_cost(is_inner(s) ? 0 : vocab_case, s, weights, sizes(outer, s), budget));
     return stage_costs;
   }
 
@@ -139,11 +113,12 @@ class NodePricing {
       Column column{allocation.least() + links, outer.vocab_case, node_.fewest, std::vector<Points>(problem_.stages)};
       raised = false;
       for (int s = 0; s < problem_.stages; ++s) {
-        const FeasibleSizes& feasible = is_inner(s) ? inner_[s] : outer.feasible_of[s];
+        const FeasibleSizes& feasible = sizes(outer, s);
         StageCosts& stage_cost = is_inner(s) ? stage_costs[s - 1] : outer.stage_costs[s];
         int more = layers[s] - feasible.fewest + feasible.skipped;
-        for (const int at : stage_cost.cheapest)
-          for (; more > 0 && column.division[at] < node_.most[at]; --more) ++column.division[at];
+        for (const int chunk : stage_cost.cheapest)
+          for (const int at = places_.of(s, chunk); more > 0 && column.division[at] < node_.most[at]; --more)
+            ++column.division[at];
         if (!exactly) continue;
         const auto [entry, is_new] = works.try_emplace({is_inner(s) ? 0 : outer.vocab_case, s, layers[s]});
         Work& best = entry->second;
@@ -171,14 +146,14 @@ class NodePricing {
     std::vector<double> joint;  // least costs of these stages together, for their fewest layers, one more, and so on
   };
 
+  FeasibleSizes& sizes(Outer& outer, int stage) { return is_inner(stage) ? inner_[stage] : outer.feasible_of[stage]; }
   bool is_inner(int stage) const { return stage > 0 && stage < problem_.stages - 1; }
   double link() const { return problem_.send.inside[0]; }
 
   // Keeps the vocabulary strategies that may still win.
   template <class May>
   void keep(May may) {
-    outer_.erase(std::remove_if(outer_.begin(), outer_.end(), [&](const Outer& outer) { return !may(outer); }),
-                 outer_.end());
+    outer_.erase(std::remove_if(outer_.begin(), outer_.end(), [&](Outer& outer) { return !may(outer); }), outer_.end());
     node_.vocab_cases.clear();
     for (const Outer& outer : outer_) node_.vocab_cases.push_back(outer.vocab_case);
   }
@@ -201,16 +176,18 @@ class NodePricing {
     return feasible;
   }
 
-  double longest(const Outer& outer) const {
-    return galvatron::longest(problem_.stages, problem_.layers, [&](int s) -> const FeasibleSizes& {
-      return is_inner(s) ? inner_[s] : outer.feasible_of[s];
-    });
+  double longest(Outer& outer) {
+    int left = problem_.layers;
+    for (int s = 0; s < problem_.stages; ++s) left -= sizes(outer, s).fewest;
+    std::vector<int> more(problem_.stages, 0);
+    return left < 0 ? kInfinity : share_out(left, more, [&](int s, int extra) { return sizes(outer, s).at(extra); });
   }
 
   StageCosts stage_cost(int vocab_case, int stage, const PathWeights& weights, FeasibleSizes& feasible,
                         WorkBudget& budget) {
-    return vocab_cases_[vocab_case].pricing->of(stage, node_.fewest, node_.most, node_.latest, weights, feasible,
-                                                budget);
+    auto here = [&](const std::vector<int>& of_all) { return places_.of_stage(of_all, stage); };
+    return vocab_cases_[vocab_case].pricing->of(stage, here(node_.fewest), here(node_.most), here(node_.latest),
+                                                places_.weights(weights, stage), feasible, budget);
   }
 
   void join(Outer& outer, WorkBudget& budget) const {

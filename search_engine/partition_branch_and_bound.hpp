@@ -16,12 +16,8 @@
 
 namespace galvatron {
 
-struct PipelineSolution {
-  double cost = kInfinity;         // step time, ms
-  double limit = kInfinity;        // of further pipelines that are wanted: below `cost` by the gap
-  int vocab = -1;                  // number of the vocabulary strategy; -1: nothing found
-  std::vector<int> division;       // layers of each stage
-  std::vector<StagePoint> points;  // of each stage
+struct PipelineSolution : PlanFound {
+  double limit = kInfinity;  // of further pipelines that are wanted: below `cost` by the gap
 };
 
 class PartitionSearch {
@@ -48,8 +44,8 @@ class PartitionSearch {
     effort_ = effort;
     gap_ = gap;
     if (best.limit == kInfinity || partitions_.narrow(best.limit, bound, budget)) {
-      start(best);
-      division_.resize(problem_.stages);
+      division_ = partitions_.promising(budget);
+      leaf(best, false);
       if (partitions_.narrow(best.limit, bound, budget)) divide(0, 0, best);
     }
     effort = std::max(effort_, 0L);
@@ -67,23 +63,22 @@ class PartitionSearch {
 
   // Makes a pipeline of the selected partition the best one, if it is.
   void take(PipelineSolution& best, double cost, const std::vector<StagePoint>& points) const {
-    if (is_less(cost, best.cost)) best = {cost, std::min(best.limit, cost * (1 - gap_)), best.vocab, division_, points};
-  }
-
-  // Selects the partition to work on.
-  void take(const std::vector<int>& division) {
-    division_ = division;
-    settle_spans(problem_.stages);
+    if (!is_less(cost, best.cost)) return;
+    best.cost = cost, best.limit = std::min(best.limit, cost * (1 - gap_));
+    best.division = division_;
+    best.strategies.clear();
+    for (const StagePoint& point : points)  // layout by layout, in their order
+      for (const int layout : point.order)
+        for (const auto& [id, layers] : point.counts)
+          if (problem_.strategies[id].layout == layout) best.strategies.insert(best.strategies.end(), layers, id);
   }
 
   void settle_spans(int stages) {
     spans_.resize(problem_.stages);
     links_.resize(problem_.stages);
-    int first = 0;
     for (int s = 0; s < stages; ++s) {
-      spans_[s] = {first, division_[s]};
-      first += division_[s];
-      links_[s] = first < problem_.layers ? problem_.send_to(first) : 0;
+      spans_[s] = {s > 0 ? spans_[s - 1].end() : 0, division_[s]};
+      links_[s] = problem_.send_after(spans_[s]);
     }
   }
 
@@ -91,7 +86,7 @@ class PartitionSearch {
 
   // Depth-first search over the sizes of `stage` and all later ones.
   void divide(int stage, int first, PipelineSolution& best) {
-    if (stage == problem_.stages) return leaf(best);
+    if (stage == problem_.stages) return leaf(best, true);
     const auto& arcs = partitions_.arcs(stage);
     for (auto arc = arcs.rbegin(); arc != arcs.rend() && effort_ > 0; ++arc) {
       if (arc->span.first != first || !is_less(arc->cost, best.limit)) continue;
@@ -118,14 +113,14 @@ class PartitionSearch {
 
   // --- strategies of one partition ------------------------------------------------------------------------------
 
-  // Optimum of the selected partition.
-  void leaf(PipelineSolution& best) {
+  // A good pipeline of the selected partition, or its optimum.
+  void leaf(PipelineSolution& best, bool exactly) {
     settle_spans(problem_.stages);
     free_.assign(problem_.stages, true);
     chosen_.assign(problem_.stages, StagePoint{});
     if (!is_less(node_bound(), best.limit)) return;
     settle(best);
-    refine(best);
+    if (exactly) refine(best);
   }
 
   double share(int stage, Weighting weighting) {
@@ -185,9 +180,7 @@ class PartitionSearch {
     budget_->tick();
     if (effort_ <= 0 || !is_less(node_bound(), best.limit)) return;
     const int stage = loosest();
-    if (stage < 0) {
-      return take(best, simulate(times_), chosen_);
-    }
+    if (stage < 0) return take(best, simulate(times_), chosen_);
     Vector<StagePoint> points;
     if (!points_below(stage, best.limit, points)) {
       effort_ = 0;  // too many to prove anything
@@ -249,15 +242,6 @@ class PartitionSearch {
     for (int s = stage + 1; s < problem_.stages; ++s)
       sum += share(s, path_bound.below) + PathBounds::trips_below(path_bound.below) * links_[s - 1];
     return sum;
-  }
-
-  // --- first solution ---------------------------------------------------------------------------------------------
-
-  // Evaluates the partition that attains the bound.
-  void start(PipelineSolution& best) {
-    take(partitions_.promising(*budget_));
-    free_.assign(problem_.stages, true);
-    if (is_less(node_bound(), best.limit)) settle(best);
   }
 
   const Problem& problem_;

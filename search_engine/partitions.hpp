@@ -144,15 +144,14 @@ class Partitions {
     const bool inner = stage > 0 && stage < problem_.stages - 1;
     TimesOfSpans& times = inner ? cache_.inner_times(stage) : times_[stage];
     const auto [entry, is_new] = times.try_emplace(solver_.key(span));
-    if (is_new) entry->second[false].fill(-1), entry->second[true].fill(-1);
+    if (is_new) entry->second.fill(-1);
     return entry->second;
   }
 
   double time(StageTimes& stage_times, int stage, Span span, Weighting weighting, bool exactly, WorkBudget& budget) {
-    exactly = exactly && !PathBounds::is_minor(stage, weighting);
-    double& time = stage_times[exactly][weighting];
-    if (time < 0)
-      time = exactly ? solver_.least(stage, span, weighting, budget) : solver_.bound(stage, span, weighting, budget);
+    if (exactly && !PathBounds::is_minor(stage, weighting)) return solver_.least(stage, span, weighting, budget);
+    double& time = stage_times[weighting];
+    if (time < 0) time = solver_.bound(stage, span, weighting, budget);
     return time;
   }
 

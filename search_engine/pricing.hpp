@@ -19,7 +19,7 @@ namespace galvatron {
 struct ChunkPlaces {
   int stages, chunks;  // chunks: of a stage
 
-  explicit ChunkPlaces(const Problem& problem) : stages(problem.stages), chunks(problem.passes.chunks()) {}
+  explicit ChunkPlaces(const Problem& problem) : stages(problem.stages), chunks(problem.passes.chunks) {}
 
   int of(int stage, int chunk) const { return chunk * stages + stage; }
 
@@ -33,21 +33,21 @@ struct ChunkPlaces {
   // Path coefficients of each chunk of a stage. Every entry carries the stage's sync coefficient.
   std::vector<Weights> weights(const PathWeights& path, int stage) const {
     std::vector<Weights> result;
-    for (int chunk = 0; chunk < chunks; ++chunk) result.push_back({path.passes[of(stage, chunk)], path.sync[stage]});
+    for (int chunk = 0; chunk < chunks; ++chunk)
+      result.push_back({path.chunks[of(stage, chunk)].passes, path.chunks[stage].sync});
     return result;
   }
 };
 
-// The least that the layers of a stage cost where one costs so much in each of its chunks, by their number: those of
-// the cheapest chunks come first, as far as these go. Leaves out the `skipped` fewest numbers, and what is beyond
-// `count` of them; calls `take(number, cost)`. `order`: of the chunks.
+// The least that the layers of a stage cost where one more costs so much in each of its chunks, by their number: those
+// of the cheapest chunks come first, as far as these go. `cost`: of the fewest layers. Leaves out the `skipped` fewest
+// numbers, and what is beyond `count` of them; calls `take(number, cost)`. `order`: of the chunks.
 template <class Take>
 void cheapest_first(double cost, const std::vector<double>& layer, const std::vector<int>& fewest,
                     const std::vector<int>& most, int skipped, int count, std::vector<int>& order, Take take) {
   order.resize(layer.size());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), [&](int a, int b) { return layer[a] < layer[b]; });
-  for (std::size_t c = 0; c < layer.size(); ++c) cost += fewest[c] * layer[c];
   int at = -skipped;
   if (at >= 0) take(at, cost);
   for (const int c : order)
@@ -63,28 +63,24 @@ struct FeasibleSizes {
   int skipped = 0;                   // of them, beyond the fewest of its chunks
   double ends = 0;                   // ms before the stage's first pass and after its last one, at least
   std::vector<double> work, synced;  // ms that it works in a step; with its sync (empty: not yet requested)
+
+  // Least time of a step with so many layers more; infinite: it cannot win.
+  double at(int more) const { return more < static_cast<int>(work.size()) ? work[more] + ends : kInfinity; }
 };
 
-// The least time that the longest stage takes, for any division of the layers; infinite where the layers are too few
-// or too many. `feasible(stage)`: sizes of a stage.
-template <class SizesOf>
-double longest(int stages, int layers, SizesOf feasible) {
-  std::vector<std::size_t> more(stages, 0);
+// Shares layers out one by one, each to the stage that then takes least: adds them to the `more` of each stage. Returns
+// the time of the longest stage; infinite, and some layers left, where they do not fit. `time(stage, more)`: of a
+// stage.
+template <class Time>
+double share_out(int layers, std::vector<int>& more, Time time) {
+  const int stages = static_cast<int>(more.size());
   double longest = 0;
-  for (int s = 0; s < stages; ++s) {
-    if (feasible(s).work.empty()) return kInfinity;
-    layers -= feasible(s).fewest, longest = std::max(longest, feasible(s).work[0] + feasible(s).ends);
-  }
-  if (layers < 0) return kInfinity;
-  for (; layers > 0; --layers) {
+  for (int s = 0; s < stages; ++s) longest = std::max(longest, time(s, 0));
+  for (; layers > 0 && longest < kInfinity; --layers) {
     int best = 0;
-    auto next = [&](int s) {
-      return more[s] + 1 < feasible(s).work.size() ? feasible(s).work[more[s] + 1] + feasible(s).ends : kInfinity;
-    };
     for (int s = 1; s < stages; ++s)
-      if (next(s) < next(best)) best = s;
-    longest = std::max(longest, next(best));
-    ++more[best];
+      if (time(s, more[s] + 1) < time(best, more[best] + 1)) best = s;
+    longest = std::max(longest, time(best, ++more[best]));
   }
   return longest;
 }
@@ -93,7 +89,7 @@ double longest(int stages, int layers, SizesOf feasible) {
 struct StageCosts {
   int fewest = 0;  // layers of the stage
   std::vector<double> costs;
-  std::vector<int> cheapest;  // the stage's chunks, the one first that takes layers cheapest
+  std::vector<int> cheapest;  // the stage's chunks by rising cost of a layer more
 };
 
 // The least sums of stages' costs, by their layers together: a dynamic program over the stages.
@@ -178,106 +174,81 @@ class AllocationDp {
 class Pricing {
  public:
   Pricing(const Problem& problem, const ChoiceCache& cache, InterleavedStages& exact)
-      : problem_(problem), cache_(cache), exact_(exact), places_(problem), prices_(problem.stages, 0) {}
+      : problem_(problem), cache_(cache), exact_(exact), prices_(problem.stages, 0) {}
 
-  // Costs of divisions with `fewest` to `most` layers in each chunk; `now` is a likely one. The better of two bounds:
-  // one weighs all passes of the stage equally and is exact; the other prices memory and keeps the chunks' own weights.
-  StageCosts of(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const std::vector<int>& now,
-                const PathWeights& weights, FeasibleSizes& feasible, WorkBudget& budget) {
+  // Costs of divisions with `fewest` to `most` layers in each chunk of the stage; `likely` is a likely one. The better
+  // of two bounds: one weighs all passes of the stage equally and is exact; the other prices memory and keeps the
+  // chunks' own weights.
+  StageCosts of(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const std::vector<int>& likely,
+                const std::vector<Weights>& weights, FeasibleSizes& feasible, WorkBudget& budget) {
     StageCosts best = evenly(stage, fewest, most, weights, feasible, budget);
-    best.fewest = feasible.fewest;
-    relax(stage, fewest, most, now, weights, feasible, best, budget);
+    relax(stage, fewest, most, likely, weights, feasible, best, budget);
     return best;
   }
 
  private:
   // The weight common to all passes of the stage multiplies the exact optimum of its work; the rest multiplies the
   // least times.
-  StageCosts evenly(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const PathWeights& weights,
-                    FeasibleSizes& feasible, WorkBudget& budget) {
-    const int chunks = problem_.passes.chunks();
+  StageCosts evenly(int stage, const std::vector<int>& fewest, const std::vector<int>& most,
+                    const std::vector<Weights>& weights, FeasibleSizes& feasible, WorkBudget& budget) {
     double common = kInfinity;
-    for (int c = 0; c < chunks; ++c)
-      for (const double weight : weights.passes[places_.of(stage, c)]) common = std::min(common, weight);
-    const double busy = common / problem_.micro_batches, sync = std::min(weights.sync[stage], busy);
-    const double more_sync = weights.sync[stage] - sync;
+    for (const Weights& of_chunk : weights)
+      for (const double weight : of_chunk.passes) common = std::min(common, weight);
+    const double busy = common / problem_.micro_batches, sync = std::min(weights[0].sync, busy);
+    const int count = static_cast<int>(feasible.work.size());
     if (sync > 0 && feasible.synced.empty())
-      for (int more = feasible.skipped; more < feasible.skipped + static_cast<int>(feasible.work.size()); ++more)
-        feasible.synced.push_back(exact_.work(stage, places_.of_stage(fewest, stage), more, true, budget).least);
+      for (int more = feasible.skipped; more < feasible.skipped + count; ++more)
+        feasible.synced.push_back(exact_.work(stage, fewest, more, true, budget).least);
     StageCosts result;
-    std::vector<double> price(weights.passes.size(), 0);  // of a layer more
+    result.fewest = feasible.fewest;
+    std::vector<double> price;  // of a layer more
     double fixed = 0;
-    for (int c = 0; c < chunks; ++c) {
-      const int at = places_.of(stage, c);
-      Weights left = Weights::uniform(-common, more_sync);
-      add_to(left.passes, weights.passes[at]);
-      price[at] = cache_.cheapest(0, left);
-      fixed += left.of(exact_.fixed_time(stage, c)) + fewest[at] * price[at];
-      result.cheapest.push_back(at);
+    for (std::size_t c = 0; c < weights.size(); ++c) {
+      Weights left = Weights::of_each(kPassKinds, -common, -sync);
+      left.add(weights[c]);
+      price.push_back(cache_.cheapest(0, left));
+      fixed += left.of(exact_.fixed_time(stage, c)) + fewest[c] * price[c];
     }
-    std::stable_sort(result.cheapest.begin(), result.cheapest.end(), [&](int a, int b) { return price[a] < price[b]; });
-    int skip = feasible.skipped;
-    auto add = [&] {
-      if (skip-- > 0) return;
-      const std::size_t more = result.costs.size();
+    cheapest_first(fixed, price, fewest, most, feasible.skipped, count, result.cheapest, [&](int more, double cost) {
       const double synced = sync > 0 ? sync * feasible.synced[more] : 0;
-      result.costs.push_back((busy - sync) * feasible.work[more] + synced + fixed);
-    };
-    add();
-    for (const int at : result.cheapest)
-      for (int n = fewest[at]; n < most[at] && result.costs.size() < feasible.work.size(); ++n) {
-        fixed += price[at];
-        add();
-      }
+      result.costs.push_back((busy - sync) * feasible.work[more] + synced + cost);
+    });
     return result;
   }
 
   // Raises costs to those of a Lagrangian relaxation of memory, at the price that is best for the layers that the
   // stage is likely to have. It is looked for near the stage's last one.
-  void relax(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const std::vector<int>& now,
-             const PathWeights& weights, const FeasibleSizes& feasible, StageCosts& stage_cost, WorkBudget& budget) {
-    const int chunks = problem_.passes.chunks();
-    const std::vector<int> likely = places_.of_stage(now, stage), few = places_.of_stage(fewest, stage),
-                           many = places_.of_stage(most, stage);
+  void relax(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const std::vector<int>& likely,
+             const std::vector<Weights>& weights, const FeasibleSizes& feasible, StageCosts& stage_cost,
+             WorkBudget& budget) {
     const int more = std::accumulate(likely.begin(), likely.end(), 0) - feasible.fewest;
-    const int target = std::min(std::max(more, 0), static_cast<int>(stage_cost.costs.size()) - 1);
-    const std::vector<Weights> own_weights = places_.weights(weights, stage);
+    const int count = static_cast<int>(stage_cost.costs.size()), target = std::min(std::max(more, 0), count - 1);
     const std::vector<double> held = exact_.likely_held(stage, likely);
-    std::vector<double> costs(stage_cost.costs.size());
-    std::vector<int> order, cheapest(chunks);
+    std::vector<double> costs(count);
+    std::vector<int> order, cheapest;
+    double best = -kInfinity;
     auto at_price = [&](double price) {
       std::fill(costs.begin(), costs.end(), kInfinity);
-      budget.tick(exact_.choices());
-      exact_.relax(stage, held, own_weights, price, [&](double cost, const std::vector<double>& layer) {
-        const int count = static_cast<int>(costs.size());
-        cheapest_first(cost, layer, few, many, feasible.skipped, count, order, [&](int at, double sum) {
-          if (at == target && sum < costs[at])
-            for (int c = 0; c < chunks; ++c) cheapest[c] = places_.of(stage, order[c]);
+      budget.tick(problem_.strategies.size() * weights.size());
+      exact_.relax(stage, held, weights, price, [&](double cost, const std::vector<double>& layer) {
+        for (std::size_t c = 0; c < layer.size(); ++c) cost += fewest[c] * layer[c];
+        cheapest_first(cost, layer, fewest, most, feasible.skipped, count, order, [&](int at, double sum) {
+          if (at == target && sum < costs[at]) cheapest = order;
           costs[at] = std::min(costs[at], sum);
         });
       });
-      for (std::size_t at = 0; at < costs.size(); ++at)
-        stage_cost.costs[at] = std::max(stage_cost.costs[at], costs[at]);
+      for (int at = 0; at < count; ++at) stage_cost.costs[at] = std::max(stage_cost.costs[at], costs[at]);
+      if (costs[target] > best) best = costs[target], stage_cost.cheapest = cheapest;
       return costs[target];
     };
-    double best = -kInfinity;
-    std::vector<int> chosen = stage_cost.cheapest;
     double& price = prices_[stage];
     const double start = price > 0 ? price : stage_cost.costs[target] / std::max(problem_.budget, 1.0);
-    price = InterleavedStages::highest(
-        [&](double attempted) {
-          const double cost = at_price(attempted);
-          if (cost > best) best = cost, chosen = cheapest;
-          return cost;
-        },
-        start, price == 0);
-    stage_cost.cheapest = chosen;
+    price = InterleavedStages::highest(at_price, start, price == 0);
   }
 
   const Problem& problem_;
   const ChoiceCache& cache_;
   InterleavedStages& exact_;
-  ChunkPlaces places_;
   std::vector<double> prices_;  // of each stage's memory, ms per MiB; 0: none yet
 };
 

@@ -88,6 +88,15 @@ struct Problem {
   // Time of the hand-over to a stage that starts with this layer.
   double send_to(int layer) const { return send.at(is_between(layer))[type_of(layer)]; }
 
+  double send_after(Span span) const { return span.end() < layers ? send_to(span.end()) : 0; }
+
+  // The layers of each stage.
+  std::vector<Span> spans(const std::vector<int>& division) const {
+    std::vector<Span> spans;
+    for (const int count : division) spans.push_back({spans.empty() ? 0 : spans.back().end(), count});
+    return spans;
+  }
+
   double least_send() const {
     double least = send.inside[0];
     for (int type = 0; type < type_count(); ++type) {
@@ -107,8 +116,16 @@ struct Problem {
   }
 };
 
-// Rows that no other one beats in everything (of equal ones, the first stays).
-inline std::vector<int> undominated(const std::vector<std::vector<double>>& rows) {
+// Vocabulary strategies that no other one beats in everything (of equal ones, the first stays).
+inline std::vector<int> useful_vocabs(const Problem& problem) {
+  std::vector<std::vector<double>> rows;
+  for (const Vocab& vocab : problem.vocabs) {
+    rows.emplace_back();
+    for (const Part* part : {&vocab.first, &vocab.last})
+      for (const double number : numbers_of(*part)) rows.back().push_back(number);
+    for (const std::vector<PassTimes>* changes : {&vocab.enter, &vocab.leave})
+      for (const PassTimes& change : *changes) rows.back().insert(rows.back().end(), change.begin(), change.end());
+  }
   std::vector<int> kept;
   for (int row = 0; row < static_cast<int>(rows.size()); ++row) {
     auto beats = [&](int other) {
@@ -120,30 +137,6 @@ inline std::vector<int> undominated(const std::vector<std::vector<double>>& rows
     if (!beaten) kept.push_back(row);
   }
   return kept;
-}
-
-// Layer strategies that no other one of their layout beats.
-inline std::vector<int> useful_strategies(const std::vector<Part>& strategies) {
-  std::vector<std::vector<double>> rows;
-  for (const Part& part : strategies) {
-    const std::vector<double> numbers = numbers_of(part);
-    rows.push_back({1.0 * part.layout, -1.0 * part.layout});  // neither is larger within the same layout
-    rows.back().insert(rows.back().end(), numbers.begin(), numbers.end());
-  }
-  return undominated(rows);
-}
-
-// Vocabulary strategies that no other one beats.
-inline std::vector<int> useful_vocabs(const Problem& problem) {
-  std::vector<std::vector<double>> rows;
-  for (const Vocab& vocab : problem.vocabs) {
-    rows.emplace_back();
-    for (const Part* part : {&vocab.first, &vocab.last})
-      for (const double number : numbers_of(*part)) rows.back().push_back(number);
-    for (const std::vector<PassTimes>* changes : {&vocab.enter, &vocab.leave})
-      for (const PassTimes& change : *changes) rows.back().insert(rows.back().end(), change.begin(), change.end());
-  }
-  return undominated(rows);
 }
 
 // The fastest plan that was found, or the one of least memory.

@@ -17,6 +17,14 @@ constexpr int kMostGroups = 64;
 
 inline LayoutSet bit(int layout) { return LayoutSet{1} << layout; }
 
+// The layouts of a set, rising.
+inline std::vector<int> layouts_of(LayoutSet set) {
+  std::vector<int> layouts;
+  for (int layout = 0; layout < kMostGroups && set >> layout; ++layout)
+    if (set >> layout & 1) layouts.push_back(layout);
+  return layouts;
+}
+
 // Prices of changing layout, in any unit of time: `enter` a stage in a layout, `leave` it from one, `change[a][b]`.
 // Groups are numbered by the type of their layers, all of a type are passed before the next, and between types that are
 // no neighbours a change is free. All of them together must obey the triangle inequality: then no layout is worth
@@ -113,11 +121,7 @@ class ReshardingPath {
     std::size_t type = of_type_.size();
     while (type-- > 1 && !(of_type_[type] & set)) {
     }
-    set &= of_type_[type];
-    std::vector<int> result;
-    for (int layout = 0; layout < kMostGroups && set >> layout; ++layout)
-      if (set >> layout & 1) result.push_back(layout);
-    return result;
+    return layouts_of(set & of_type_[type]);
   }
 
   // Cheapest path through the set that ends in `last` (Held and Karp's recursion, remembered).

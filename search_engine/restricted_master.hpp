@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -76,11 +77,25 @@ struct KnownPlan {
   std::vector<double> lengths;  // of each known path
 };
 
+// Mean and deviation of a number over a mixture of plans.
+struct Spread {
+  double mean = 0, deviation = 0;  // deviation: the mean one from the mean
+};
+
 // Weights of the known paths, and the mixture of plans that is best against them.
 struct MasterSolution {
   PathWeights weights;
   ChunkTimes times;
   std::vector<std::pair<double, const KnownPlan*>> plans;  // with their shares; none: no plan is known
+
+  // The spread of `number(plan)`.
+  template <class Number>
+  Spread spread(Number number) const {
+    Spread spread;
+    for (const auto& [share, known] : plans) spread.mean += share * number(known->plan);
+    for (const auto& [share, known] : plans) spread.deviation += share * std::abs(number(known->plan) - spread.mean);
+    return spread;
+  }
 };
 
 class RestrictedMaster {
@@ -115,20 +130,20 @@ class RestrictedMaster {
     std::vector<const KnownPlan*> answers;
     for (auto answer = answers_.rbegin(); answer != answers_.rend() && answers.size() < kMostAnswers; ++answer)
       if (has(answer->plan)) answers.push_back(&*answer);
-    if (answers.empty()) return {PathWeights(0, 0), ChunkTimes(0, 0), {}};
-    const std::size_t chunks = paths_[0].passes.size(), stages = paths_[0].sync.size();
+    if (answers.empty()) return {};
     std::vector<std::vector<double>> table(paths_.size());
     for (std::size_t path = 0; path < paths_.size(); ++path)
       for (const KnownPlan* answer : answers) table[path].push_back(answer->lengths[path]);
     budget.tick(answers.size() * paths_.size());
     const MatrixGame allocation = balance(std::move(table), budget);
-    MasterSolution solution{PathWeights(chunks, stages), ChunkTimes(chunks, stages), {}};
+    MasterSolution solution;
+    solution.weights.chunks.resize(paths_[0].chunks.size()), solution.times.resize(paths_[0].chunks.size());
     ++now_;
     for (std::size_t path = 0; path < paths_.size(); ++path)
       if (allocation.rows[path] > 0) solution.weights.add(paths_[path], allocation.rows[path]), used_[path] = now_;
     for (std::size_t plan = 0; plan < answers.size(); ++plan) {
       if (!(allocation.columns[plan] > 0)) continue;
-      solution.times.add(answers[plan]->times, allocation.columns[plan]);
+      add(solution.times, answers[plan]->times, allocation.columns[plan]);
       solution.plans.push_back({allocation.columns[plan], answers[plan]});
     }
     return solution;

@@ -22,6 +22,9 @@ namespace galvatron {
 enum class PassKind { forward, backward };
 constexpr std::array<PassKind, 2> kPassKinds{PassKind::forward, PassKind::backward};
 
+// The kinds of a way down to the last stage and back: forwards go down, backwards come up.
+constexpr std::array<PassKind, 2> kTrip{PassKind::forward, PassKind::backward};
+
 template <class T>
 struct ByKind : std::array<T, kPassKinds.size()> {
   using std::array<T, kPassKinds.size()>::operator[];
@@ -36,16 +39,11 @@ struct StageTime {
   PassTimes passes{};
   double sync = 0;  // after the last backward; no other stage waits for it
 
-  // The same for each kind of pass.
-  static StageTime uniform(double pass, double sync) {
+  // The same number for each of some kinds.
+  template <class Kinds>
+  static StageTime of_each(const Kinds& kinds, double number, double sync = 0) {
     StageTime result{{}, sync};
-    result.passes.fill(pass);
-    return result;
-  }
-  // Of one kind alone.
-  static StageTime single(PassKind kind) {
-    StageTime result;
-    result.passes[kind] = 1;
+    for (const PassKind kind : kinds) result.passes[kind] = number;
     return result;
   }
 
@@ -57,6 +55,7 @@ struct StageTime {
   double of(const PassTimes& times) const { return dot(passes, times); }
   double of(const StageTime& time) const { return of(time.passes) + sync * time.sync; }
 
+  friend bool operator==(const StageTime& a, const StageTime& b) { return a.passes == b.passes && a.sync == b.sync; }
   friend bool operator<(const StageTime& a, const StageTime& b) {
     return std::tie(a.passes, a.sync) < std::tie(b.passes, b.sync);
   }
@@ -75,16 +74,11 @@ struct Run {
   int times;
 };
 
-class Schedule {
- public:
-  Schedule() = default;
-  Schedule(int micro_batches, std::vector<std::vector<Run>> of, int chunks = 1)
-      : micro_batches_(micro_batches), chunks_(chunks), of_(std::move(of)) {}
+struct Schedule {
+  int micro_batches = 0, chunks = 1;  // chunks: of a stage
+  std::vector<std::vector<Run>> of;   // each stage
 
-  int micro_batches() const { return micro_batches_; }
-  int chunks() const { return chunks_; }
-  int stages() const { return static_cast<int>(of_.size()); }
-  const std::vector<Run>& of(int stage) const { return of_[stage]; }
+  int stages() const { return static_cast<int>(of.size()); }
 
   // Passes of a stage on a path through the schedule that leaves it with the forward of each of these micro-batches,
   // goes down to the last stage, and comes back with the first backward there; nothing: there is none. For one chunk a
@@ -94,21 +88,21 @@ class Schedule {
     ByKind<int> passes{};  // on the path
     ByKind<int> done{};    // of the stage, when the path is on it (again)
     for (const int micro_batch : leaving) {
-      ByKind<int> left = before(stage, down, micro_batch);
+      ByKind<int> left = passes_before(stage, down, micro_batch);
       ++left[down];
       if (done[down] > 0 && left[up] <= done[up]) return std::nullopt;  // it left before the path came back
       add_to(passes, left), add_to(passes, done, -1);
-      done = before(stage, up, before(stages() - 1, down, micro_batch)[up]);
+      done = passes_before(stage, up, passes_before(stages() - 1, down, micro_batch)[up]);
     }
-    for (const PassKind kind : kPassKinds) passes[kind] += micro_batches_ - done[kind];
+    for (const PassKind kind : kPassKinds) passes[kind] += micro_batches - done[kind];
     return passes;
   }
 
  private:
   // Passes of a stage before its pass of this kind for a micro-batch.
-  ByKind<int> before(int stage, PassKind kind, int micro_batch) const {
+  ByKind<int> passes_before(int stage, PassKind kind, int micro_batch) const {
     ByKind<int> done{};
-    for (const Run& run : of_[stage]) {
+    for (const Run& run : of[stage]) {
       ByKind<int> each{};
       for (const Pass& pass : run.passes) ++each[pass.kind];
       const int times = each[kind] ? std::min(run.times, (micro_batch - done[kind]) / each[kind]) : run.times;
@@ -121,9 +115,6 @@ class Schedule {
     }
     return done;
   }
-
-  int micro_batches_ = 0, chunks_ = 1;
-  std::vector<std::vector<Run>> of_;
 };
 
 }  // namespace galvatron

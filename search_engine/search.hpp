@@ -29,8 +29,6 @@ class PipelineSearch : public Search {
         graph_(problem_.passes),
         useful_(useful_vocabs(problem_)) {}
 
-  PipelineSearch(const PipelineSearch&) = delete;
-
   double bound(WorkBudget& budget) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     double least = kInfinity;
@@ -58,20 +56,32 @@ class PipelineSearch : public Search {
     std::unique_ptr<ColumnGeneration> column_generation;
     double tightened = kInfinity;  // the limit of the last exact column generation
     proven = 0;
+    auto tighten = [&](bool exactly) {  // between the bound and the best plan
+      double bound = 0;
+      try {
+        if (!column_generation) column_generation = std::make_unique<ColumnGeneration>(problem_);
+        PlanFound better = column_generation->solve(limit, gap, effort, bound, budget, exactly);
+        if (better.vocab >= 0) plan = std::move(better), limit = plan.cost * (1 - gap);
+        proven = std::max(proven, bound);
+      } catch (const TooHard&) {
+      }
+    };
     for (const long share : {effort / kFirstShare, effort}) {
       PipelineSolution best;
       best.cost = best.limit = limit;
       const double unproven = divided(searches, best, gap, share, budget);
-      if (share == effort && plan.vocab < 0 && best.vocab < 0 && unproven < limit) take_least_memory(best, budget);
-      if (best.vocab >= 0) plan = found_of(best), limit = std::min(best.limit, best.cost * (1 - gap));
+      if (share == effort && plan.vocab < 0 && best.vocab < 0 && unproven < limit)
+        take_least_memory(plan, limit, budget);
+      if (best.vocab >= 0) plan = best, limit = best.limit;
+      if (plan.vocab >= 0) limit = std::min(limit, plan.cost * (1 - gap));
       proven = std::max(proven, std::min(unproven, limit));
       if (!(proven < limit)) break;
       if (problem_.type_count() > 1) continue;
-      if (share < effort) limit = tighten(column_generation, false, plan, limit, gap, effort, proven, budget);
+      if (share < effort) tighten(false);
       if (effort < ColumnGeneration::kMostEffort) continue;
       while (proven < limit && limit < tightened) {  // a better plan prunes more
         tightened = limit;
-        limit = tighten(column_generation, true, plan, limit, gap, effort, proven, budget);
+        tighten(true);
       }
       if (!(proven < limit)) break;
     }
@@ -80,17 +90,16 @@ class PipelineSearch : public Search {
 
   PlanFound least_memory(WorkBudget& budget) const override {
     PlanFound least;
-    MinMemory needs(problem_, cache_);
+    MinMemory needs(problem_);
     for (const int v : useful_) {
       const Minimax division = least_needy(needs, problem_.vocabs[v], budget);
       if (!(division.value < least.cost)) continue;
       least = {division.value, v, division.division, {}};
-      int first = 0;
+      const std::vector<Span> spans = problem_.spans(division.division);
       for (int s = 0; s < problem_.stages; ++s) {
-        const Span span{first, division.division[s]};
-        const MinMemory::Need stage = needs.of(problem_.vocabs[v], s, span);
-        for (int l = span.first; l < span.end(); ++l) least.strategies.push_back(stage.strategy[problem_.type_of(l)]);
-        first = span.end();
+        const MinMemory::Need stage = needs.of(problem_.vocabs[v], s, spans[s]);
+        for (int l = spans[s].first; l < spans[s].end(); ++l)
+          least.strategies.push_back(stage.strategy[problem_.type_of(l)]);
       }
     }
     return least;
@@ -119,40 +128,13 @@ class PipelineSearch : public Search {
     budget.allow(kStepsOfPass * static_cast<std::size_t>(effort));
     for (VocabSearch& vocab_search : searches) {
       if (!is_less(vocab_search.bound, best.limit)) break;
-      PipelineSolution solution;
-      solution.cost = best.cost, solution.limit = best.limit;
-      if (!solved(vocab_search, solution, gap, effort, budget)) unproven = std::min(unproven, vocab_search.bound);
+      const double old_cost = best.cost;
+      if (!solved(vocab_search, best, gap, effort, budget)) unproven = std::min(unproven, vocab_search.bound);
       vocab_search.close();
-      if (!is_less(solution.cost, best.cost)) continue;
-      best = std::move(solution);
-      best.vocab = vocab_search.vocab;
+      if (best.cost < old_cost) best.vocab = vocab_search.vocab;
     }
     budget.allow(4 * kMostSteps);
     return unproven;
-  }
-
-  // Column generation between the bound and the best plan. Returns the limit of further plans after it.
-  double tighten(std::unique_ptr<ColumnGeneration>& column_generation, bool exactly, PlanFound& best, double limit,
-                 double gap, long effort, double& proven, WorkBudget& budget) const {
-    double bound = 0;
-    try {
-      if (!column_generation) column_generation = std::make_unique<ColumnGeneration>(problem_);
-      PlanFound plan = column_generation->solve(limit, gap, effort, bound, budget, exactly);
-      if (plan.vocab >= 0) best = std::move(plan), limit = best.cost * (1 - gap);
-      proven = std::max(proven, bound);
-    } catch (const TooHard&) {
-    }
-    return limit;
-  }
-
-  PlanFound found_of(const PipelineSolution& solution) const {
-    if (solution.vocab < 0) return {};
-    PlanFound plan{solution.cost, solution.vocab, solution.division, {}};
-    for (const StagePoint& point : solution.points)  // layout by layout, in their order
-      for (const int layout : point.order)
-        for (const auto& [id, layers] : point.counts)
-          if (problem_.strategies[id].layout == layout) plan.strategies.insert(plan.strategies.end(), layers, id);
-    return plan;
   }
 
   // Vocabulary strategies under which a pipeline may cost less than the limit, the best bound first.
@@ -162,7 +144,7 @@ class PipelineSearch : public Search {
     for (const bool tight : {false, true}) {  // cheap bounds of all of them first
       budget.allow(kMostSteps);
       for (VocabSearch& vocab_search : searches) try {
-          if (!vocab_search.search) vocab_search.bound = std::max(vocab_search.bound, open(vocab_search, budget));
+          open(vocab_search, budget);
           if (tight && is_less(vocab_search.bound, limit))
             vocab_search.bound = vocab_search.search->tight_bound(budget);
         } catch (const TooHard&) {
@@ -178,17 +160,18 @@ class PipelineSearch : public Search {
     return searches;
   }
 
-  // Builds the solvers of a vocabulary strategy. Returns a cheap bound.
-  double open(VocabSearch& vocab_search, WorkBudget& budget) {
+  // Builds the solvers of a vocabulary strategy, and raises its bound to a cheap one.
+  void open(VocabSearch& vocab_search, WorkBudget& budget) {
+    if (vocab_search.search) return;
     vocab_search.solver = std::make_unique<StageSolver>(problem_, bounds_, problem_.vocabs[vocab_search.vocab], cache_);
     vocab_search.search = std::make_unique<PartitionSearch>(problem_, bounds_, *vocab_search.solver, cache_, graph_);
-    return vocab_search.search->bound(budget);
+    vocab_search.bound = std::max(vocab_search.bound, vocab_search.search->bound(budget));
   }
 
   // Whether a vocabulary strategy was searched to the end. Raises its bound.
   bool solved(VocabSearch& vocab_search, PipelineSolution& best, double gap, long& effort, WorkBudget& budget) {
     try {
-      if (!vocab_search.search) vocab_search.bound = std::max(vocab_search.bound, open(vocab_search, budget));
+      open(vocab_search, budget);
       return vocab_search.search->solve(best, vocab_search.bound, gap, effort, budget);
     } catch (const TooHard&) {
       vocab_search.close();
@@ -197,25 +180,19 @@ class PipelineSearch : public Search {
     }
   }
 
-  // Makes the pipeline of least memory the best, if that fits and costs less.
-  void take_least_memory(PipelineSolution& best, WorkBudget& budget) {
-    const PlanFound least = least_memory(budget);
+  // Makes the pipeline of least memory the plan, if that fits and costs less than the limit.
+  void take_least_memory(PlanFound& plan, double limit, WorkBudget& budget) {
+    PlanFound least = least_memory(budget);
     if (!(least.cost <= within(problem_.budget))) return;
     const StageSolver solver(problem_, bounds_, problem_.vocabs[least.vocab], cache_);
-    PipelineSolution uniform{0, best.limit, least.vocab, least.division, {}};
-    std::vector<StageTime> times;
+    ChunkTimes times;
     std::vector<double> links;
-    int first = 0;
-    for (int s = 0; s < problem_.stages; ++s) {
-      const Span span{first, least.division[s]};
-      std::array<int, kMostTypes> strategy{};
-      for (first = span.first; first < span.end(); ++first) strategy[problem_.type_of(first)] = least.strategies[first];
-      uniform.points.push_back(solver.uniform(s, span, strategy));
-      times.push_back(uniform.points.back().time);
-      links.push_back(first < problem_.layers ? problem_.send_to(first) : 0);
+    for (const Span span : problem_.spans(least.division)) {
+      times.push_back(solver.uniform(static_cast<int>(times.size()), span, least.strategies));
+      links.push_back(problem_.send_after(span));
     }
-    uniform.cost = graph_.time(times, links, budget);
-    if (is_less(uniform.cost, best.cost)) best = std::move(uniform);
+    least.cost = graph_.time(times, links, budget);
+    if (is_less(least.cost, limit)) plan = std::move(least);
   }
 
   // The partition that minimises the largest memory of a stage, MiB.

@@ -32,14 +32,14 @@ struct Solved {
 
 using SolvedSpans = Map<long, Solved>;  // by StageSolver::key
 
-// A stage's weighted times, ms: cheap bounds, then optima; negative: not yet known.
-using StageTimes = std::array<std::array<double, kWeightings>, 2>;
+// Cheap bounds of a stage's weighted times, ms; negative: not yet known.
+using StageTimes = std::array<double, kWeightings>;
 using TimesOfSpans = Map<long, StageTimes>;  // by StageSolver::key
 
 // Choices, and what is solved, by weights and micro-batches in flight; shared by all stages and vocabulary strategies.
 class ChoiceCache {
  public:
-  explicit ChoiceCache(const Problem& problem) : problem_(problem), useful_(useful_strategies(problem.strategies)) {}
+  explicit ChoiceCache(const Problem& problem) : problem_(problem) {}
 
   CountKnapsack& weighted(int in_flight, const Weights& weights) {
     std::unique_ptr<CountKnapsack>& knapsack = weighted_[{in_flight, weights}];
@@ -58,35 +58,25 @@ class ChoiceCache {
     inner_times_.clear();
   }
 
-  // With the choices of all weightings.
-  CountKnapsack complete(int in_flight, const Weights& weights) const {
-    return CountKnapsack(choices(in_flight, weights));
-  }
-
   // Least cost of one layer of a type, in any memory.
   double cheapest(int type, const Weights& weights) const {
     double least = kInfinity;
-    for (const int k : useful_)
-      if (type_of(k) == type) least = std::min(least, weights.of(problem_.strategies[k].time));
+    for (const Part& part : problem_.strategies)
+      if (problem_.types[part.layout] == type) least = std::min(least, weights.of(part.time));
     return least;
   }
 
-  const std::vector<int>& useful() const { return useful_; }
-  int type_of(int strategy) const { return problem_.types[problem_.strategies[strategy].layout]; }
-
- private:
+  // The choices that all strategies make.
   std::vector<Choice> choices(int in_flight, const Weights& weights) const {
     std::vector<Choice> result;
-    for (const int k : useful_) {
-      const Part& part = problem_.strategies[k];
-      result.push_back({part.states + in_flight * part.activation, weights.of(part.time), part.workspace, k,
-                        part.layout, type_of(k)});
-    }
+    for (const Part& part : problem_.strategies)
+      result.push_back({part.states + in_flight * part.activation, weights.of(part.time), part.workspace,
+                        static_cast<int>(result.size()), part.layout, problem_.types[part.layout]});
     return result;
   }
 
+ private:
   const Problem& problem_;
-  std::vector<int> useful_;
   std::map<std::pair<int, Weights>, std::unique_ptr<CountKnapsack>> weighted_;
   std::map<std::pair<int, Weights>, SolvedSpans> inner_;
   std::map<int, TimesOfSpans> inner_times_;
@@ -132,11 +122,9 @@ class StageSolver {
   // takes more than the effort.
   bool points(int stage, Span span, Weighting weighting, double limit, std::size_t most, Vector<StagePoint>& points,
               long& effort, WorkBudget& budget) {
-    CountKnapsack all = cache_.complete(problem_.in_flight[stage], bounds_.weights(stage, weighting));
+    CountKnapsack all(cache_.choices(problem_.in_flight[stage], bounds_.weights(stage, weighting)));
     auto emit = [&](const std::vector<Count>& counts, LayoutSet layouts) {
-      std::vector<int> order;
-      for (int layout = 0; layout < problem_.layouts(); ++layout)
-        if (layouts & bit(layout)) order.push_back(layout);
+      std::vector<int> order = layouts_of(layouts);
       do points.push_back(point(stage, span, counts, order));
       while (points.size() <= most && next_order(order));
       return points.size() <= most;
@@ -148,16 +136,16 @@ class StageSolver {
     return points.size() <= most && effort > 0;
   }
 
-  // All layers of a type take the strategy given for it.
-  StagePoint uniform(int stage, Span span, const std::array<int, kMostTypes>& strategy) const {
-    const Layers layers = problem_.layers_of(span);
+  // Times where all layers of a type take one strategy. `strategies`: of each layer of the pipeline.
+  StageTime uniform(int stage, Span span, const std::vector<int>& strategies) const {
     std::vector<Count> counts;
     std::vector<int> order;
-    for (int type = layers.first_type; type <= layers.last_type; ++type) {
-      counts.push_back({strategy[type], layers.of[type]});
-      order.push_back(problem_.strategies[strategy[type]].layout);
+    for (int layer = span.first; layer < span.end(); ++layer) {
+      const int layout = problem_.strategies[strategies[layer]].layout;
+      if (order.empty() || order.back() != layout) order.push_back(layout), counts.push_back({strategies[layer], 0});
+      ++counts.back().layers;
     }
-    return point(stage, span, counts, order);
+    return point(stage, span, counts, order).time;
   }
 
   // Equal for spans of equal content between equal ends of a stage.

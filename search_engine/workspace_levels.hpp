@@ -27,7 +27,9 @@ struct Level {
 // charged as for its lowest one. The box of least bound is split in two, at the middle of its widest term.
 class WorkspaceLevels {
  public:
-  explicit WorkspaceLevels(std::vector<Workspace> of_strategies) : needs_(std::move(of_strategies)) {
+  template <class Strategies>
+  explicit WorkspaceLevels(const Strategies& strategies) {
+    for (const auto& strategy : strategies) needs_.push_back(strategy.workspace);
     std::sort(needs_.begin(), needs_.end());
     needs_.erase(std::unique(needs_.begin(), needs_.end()), needs_.end());
     for (const Workspace& need : needs_) least_ = least_of(least_, need), most_ = most_of(most_, need);

@@ -26,7 +26,8 @@ class TooWide(galvatron_dp_core.TooHard):
 
 
 MOST_LAYOUTS = 64  # the core's sets of them are bits of a word
-NUMBERS, SUMMED = 9, 5  # of a cost, and of these those that a stage sums up over its parts
+PASS_KINDS = len(PassKind)
+NUMBERS, SUMMED = PASS_KINDS + 7, PASS_KINDS + 3  # of a cost, and of these those that a stage sums up over its parts
 
 
 CostArrays = dict[str, Any]  # arguments of the core
@@ -104,7 +105,7 @@ def _layer_row(layer: LayerStrategy, kind: int, family: PlanFamily, cost: CostMo
 
 def _passing(passes_ms: Sequence[float]) -> tuple[float, ...]:
     """Numbers of a part that takes time in passes alone."""
-    return *passes_ms, *[0.0] * (NUMBERS - len(PassKind))
+    return *passes_ms, *[0.0] * (NUMBERS - PASS_KINDS)
 
 
 def _together(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
@@ -137,7 +138,7 @@ def core_of(family: PlanFamily, arrays: CostArrays, budget_mib: float) -> Core:
 def _switch_costs(
     family: PlanFamily, cost: CostModel
 ) -> Callable[[Sequence[Strategy | None], Sequence[Strategy | None], int], NDArray[np.float64]]:
-    """A function for the costs of redistribution for a layer type; [before, after, 2]. Strategies of one layout are
+    """A function for the costs of redistribution for a layer type; [before, after, kinds]. Strategies of one layout are
     priced once."""
     setting, sharded = family.setting, cost.assumed.sequence_parallel
     layouts: dict[TokenLayout, int] = {}  # numbered as they come
@@ -181,8 +182,8 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
     behind = [prefix[-1] if prefix else vocab for vocab, prefix, _ in outer]
     costs = _switch_costs(family, cost)
     count = len(types)
-    change, enter, leave = np.zeros((count, count, 2)), np.zeros((2, count, 2)), np.zeros((2, count, 2))
-    vocab_enter, vocab_leave = np.zeros((2, len(outer), count, 2))
+    change, enter, leave = np.zeros((count, count, PASS_KINDS)), *np.zeros((2, 2, count, PASS_KINDS))
+    vocab_enter, vocab_leave = np.zeros((2, len(outer), count, PASS_KINDS))
     send = np.zeros((2, len(layers)))
     for number, run in enumerate(runs):
         kind = run.types[0]  # all of a unit have tokens of one size
@@ -224,14 +225,14 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
 
 
 def _shortest(change: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Cheapest ways between layouts through others, forward and backward apart; [layouts, layouts, 2]."""
+    """Cheapest ways between layouts through others, forward and backward apart; [layouts, layouts, kinds]."""
     for via in range(len(change)):
         change = np.minimum(change, change[:, via, None] + change[None, via])
     return change
 
 
 def _through(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Cheapest ways by a change of the first kind and one of the second; [a, b, 2] and [b, c, 2] make [a, c, 2]."""
+    """Cheapest ways by a change of the first kind and one of the second; of [a, b, kinds] and [b, c, kinds]."""
     return np.asarray((first[:, :, None] + second[None]).min(axis=1))
 
 
@@ -256,11 +257,11 @@ def compute_bound_ms(family: PlanFamily, strategies: Strategies, cost: CostModel
             )
         plain_layers.append(plain)
     rows = [
-        [_passing(numbers[: len(PassKind)]) for numbers in choices]
+        [_passing(numbers[:PASS_KINDS]) for numbers in choices]
         for choices in _layer_rows(plain_layers, family, strategies, cost)
     ]
     prefix = least_prefix(family, strategies, cost)
-    prefix[len(PassKind) :] = 0.0
+    prefix[PASS_KINDS:] = 0.0
     shared = family.stages if family.chunks > 1 else 1  # stages that count as a single one
     whole = replace(family, stages=family.stages // shared, chunks=1)
     alone_ms = core_of(whole, _layers_alone(rows, _runs(strategies, cost), prefix), budget_mib=0.0).bound()
@@ -281,13 +282,13 @@ def _layers_alone(
 ) -> CostArrays:
     """Arrays with the costs of each run's strategies and of the dense prefix; vocabulary and switches cost nothing."""
     count = len(rows)
-    free = np.zeros((2, count, 2))
+    free = np.zeros((2, count, PASS_KINDS))
     return {
         "layers": _counts(runs),
         "strategies": _array([row for run_rows in rows for row in run_rows]),
         "layouts": np.repeat(np.arange(count, dtype=np.int32), [len(run_rows) for run_rows in rows]),
         "types": np.arange(count, dtype=np.int32),
-        "change": np.zeros((count, count, 2)),
+        "change": np.zeros((count, count, PASS_KINDS)),
         "enter": free,
         "leave": free,
         "vocabs": np.stack((prefix, np.zeros(NUMBERS)))[None],
