@@ -197,7 +197,7 @@ def uniform(values: dict[str, Any], json: bool) -> None:
     options, degrees = UniformOptions.from_values(values), DegreeOptions.from_values(values)
     if degrees.given:
         options = degrees.onto(options, file.world_size)
-    plan = options.plan(shape, file.world_size, assumed)
+    plan = options.plan(shape.layers, file.world_size, assumed, shape.dense_layers)
     if not (options.chunks or degrees.gradient_accumulation_steps or degrees.per_device_train_batch_size):
         plan = one_sample_each(plan)
     require_valid(plan, shape)

@@ -1,7 +1,7 @@
 """Parallel strategies: dataclasses, the JSON file, validation, rank layout, schedules.
 
 `strategy` has the dataclasses, `file` their JSON format, made of `fields`; `dialects` reads other programs' files,
-`export` writes their arguments. `check` has the rules, `uniform` plans of one strategy. `mesh`
+`export` writes their arguments. `check` has the rules, `uniform` the stages of like layers. `mesh`
 has the axes of a stage's ranks, `comm_points` the collectives of each axis and its weights, `layout` the tokens of
 each rank, `communicators` the groups of a launch. `schedule` has the order of passes of each pipeline schedule.
 """
@@ -13,4 +13,3 @@ from .mesh import Axis, Mesh
 from .precision import Precision, Products
 from .schedule import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy, runs
-from .uniform import uniform_plan

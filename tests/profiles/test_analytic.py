@@ -12,7 +12,8 @@ from paddlenlp_galvatron.cost_model import CostModel, load
 from paddlenlp_galvatron.cost_model.costs import Profiles
 from paddlenlp_galvatron.model import kinds_of
 from paddlenlp_galvatron.model.layer import PARTLY, Fused
-from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision
 from paddlenlp_galvatron.profiles import Collective, ComputationProfile, Meta, PassTimes, Variant, VocabVariant
 from paddlenlp_galvatron.profiles.analytic import (
     CHECKPOINT_CALLS,

@@ -9,7 +9,8 @@ from cost_examples import MODEL, SEQ
 from paddlenlp_galvatron.cost_model import CostModel
 from paddlenlp_galvatron.cost_model.costs import Profiles
 from paddlenlp_galvatron.options.model_options import Model
-from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, VocabStrategy, uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, VocabStrategy
 from paddlenlp_galvatron.plan.communicators import stage_groups
 from paddlenlp_galvatron.planner import SearchOptions
 from paddlenlp_galvatron.planner.question import on_device
