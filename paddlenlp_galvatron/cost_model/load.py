@@ -8,7 +8,7 @@ from typing import Literal, Unpack
 from ..base import Faults, Note, UserError, member, no_note
 from ..model import ModelShape, kinds_of
 from ..plan.strategy import Assumptions
-from ..profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
+from ..profiles.analytic import analytic_computation, analytic_memory
 from ..profiles.computation import ComputationProfile
 from ..profiles.compute_time import ComputeTimes, TimeMode
 from ..profiles.data_sheet import DataSheet, Device
@@ -16,7 +16,7 @@ from ..profiles.files import ProfileSource, computation_name, memory_name, profi
 from ..profiles.hardware import HardwareProfile
 from ..profiles.memory import MemoryProfile
 from ..profiles.memory_use import MemoryMode, MemoryUse
-from ..profiles.network import Network
+from ..profiles.network import Network, analytic_hardware
 from .costs import CostOptions, Profiles
 from .model import CostModel
 

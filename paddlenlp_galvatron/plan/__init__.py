@@ -7,9 +7,11 @@ each rank, `communicators` the groups of a launch. `schedule` has the order of p
 """
 
 from ..model import ModelShape, Recompute, load_model
+from .assumption import Assumption
 from .check import find_faults, require_trainable, require_valid, with_assumptions, with_defaults
 from .file import json_schema, plan_from_dict, plan_id, plan_to_dict, read_plan, write_plan
 from .mesh import Axis, Mesh
 from .precision import Precision, Products
-from .schedule import Schedule
-from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy, runs
+from .schedule import ByKind, PassKind, Schedule
+from .strategy import Assumptions, DataParallel, LayerStrategy, Load, Plan, Strategy, VocabStrategy, load_summary, runs
+from .uniform import even_stages

@@ -26,7 +26,8 @@ from .branch_and_bound import Watch
 from .hints import Hint, fewer_gpus, hints, larger_batch
 from .options import BATCH, SearchOptions, TaskOptions
 from .question import Question, SharedTime, budget_gib, prices
-from .result import Candidate, Job, Need, price_of
+from .result import Candidate, Need
+from .whole_run import Job, price_of
 
 TOKENS = 1e9  # default number of tokens for days
 DEVICE = "h100-80gb"  # where neither the user nor a profile names one

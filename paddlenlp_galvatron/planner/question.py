@@ -25,7 +25,8 @@ from .assumptions import assumptions_of, note_doubts
 from .branch_and_bound import Watch
 from .engine import search
 from .options import PATH_OPTIONS, SearchOptions
-from .result import Candidate, Job, SearchResult
+from .result import Candidate, SearchResult
+from .whole_run import Job
 
 LEAST_S = 0.5  # of a search, where those before it have used up the time
 

@@ -13,7 +13,8 @@ from ..cost_model import Prediction
 from ..cost_model.facts import COMMUNICATION, MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words
 from ..plan.strategy import load_summary
 from ..planner.explain import ASSUMED, INTERLEAVING, Explanation, OtherStrategy, WhatIf
-from ..planner.result import Candidate, Job
+from ..planner.result import Candidate
+from ..planner.whole_run import Job
 from .fit import in_words
 from .plan import assumed, assumed_summary, certificate, describe
 from .search import beside_fastest, layer_wise, layer_wise_summary, runner_up, shape_of

@@ -16,8 +16,8 @@ from ..plan import ModelShape, plan_to_dict
 from ..plan.strategy import Load, Plan, load_summary
 from ..planner.fit import MORE_GIB, TOKENS, Fit, FitOptions
 from ..planner.hints import Hint
-from ..planner.result import ENDLESS
 from ..planner.spare import Spare
+from ..planner.whole_run import ENDLESS
 from ..profiles.data_sheet import Device, load_data_sheet
 from .plan import assumed, assumed_summary
 from .search import hint_line

@@ -21,7 +21,6 @@ from paddlenlp_galvatron.profiles.analytic import (
     LAYER_CALLS,
     ON_GPUS,
     analytic_computation,
-    analytic_hardware,
     analytic_memory,
     layer_numbers_per_token,
     recompute_saving_per_token,
@@ -29,7 +28,7 @@ from paddlenlp_galvatron.profiles.analytic import (
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import DataSheet, Device, data_sheets, load_data_sheet, sheet_of_driver
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
-from paddlenlp_galvatron.profiles.network import Network, Place
+from paddlenlp_galvatron.profiles.network import Network, Place, analytic_hardware
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files next to the checkout")
