@@ -18,13 +18,7 @@ from paddlenlp_galvatron.base.limits import Ranks
 from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import model_of_plan
-from paddlenlp_galvatron.plan import (
-    ModelShape,
-    Plan,
-    load_model,
-    read_plan,
-    write_plan,
-)
+from paddlenlp_galvatron.plan import ModelShape, Plan, load_model, read_plan, write_plan
 from paddlenlp_galvatron.plan.check import require_fits
 
 from .command import answer, say_note

@@ -83,11 +83,9 @@ class UniformOptions(Options):
                 )
             chunks = count
         chunks = chunks or 1
-        if stages * chunks > layers:
+        if (parts := stages * chunks) > layers:
             name, words = ("pp_deg", "stages") if stages > layers else ("virtual_pp_deg", "chunks of stages")
-            raise UserError(
-                f"{name}: {stages * chunks} {words} are more than the {layers} layers; choose at most {layers}"
-            )
+            raise UserError(f"{name}: {parts} {words} are more than the {layers} layers; choose at most {layers}")
         ulysses, zero3 = bool(self.use_ulysses), DataParallel.ZERO3
         default = member(DataParallel, self.default_dp_type or "ddp", "default_dp_type")
         sdp = bool(self.sdp)
@@ -103,7 +101,7 @@ class UniformOptions(Options):
             world_size=world_size,
             global_batch=self.global_train_batch_size,
             micro_batches=self.chunks or 1,
-            stages=even_stages(layers, stages * chunks),
+            stages=even_stages(layers, parts),
             layers=tuple(layer if index in dense_layers else sparse for index in range(layers)),
             vocab=VocabStrategy(vocab_tp, ulysses, zero3 if vocab_sdp else default, sharding, context=cp),
             schedule=member(Schedule, self.pipeline_type or "pipedream_flush", "pipeline_type"),

@@ -10,12 +10,10 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
-from ..base import MIB, UserError
+from ..base import MIB, UserError, read_json, within
 from ..base.limits import MOST_LAYERS, MOST_RANKS
-from ..base.reading import read_json
 from ..base.writing import write_text
-from ..model import ModelShape
-from ..model.layer import MODULES, PARTLY, Recompute
+from ..model import MODULES, PARTLY, ModelShape, Recompute
 from .check import require_fits, require_trainable, require_valid
 from .fields import GalvatronObject, StrategyFile, parse
 from .precision import Precision
@@ -82,14 +80,11 @@ def plan_from_dict(
     """Read a plan from a parsed JSON value, as `read_plan` does. `source` names the file in messages."""
     from .dialects import as_current  # here, as a search writes plans and reads none
 
-    try:
+    with within(source):
         current, note = as_current(data)
-        fields = _parse(current)
-        plan = _to_plan(fields, world_size, smallest_world)
+        plan = _to_plan(_parse(current), world_size, smallest_world)
         if valid:
             require_valid(plan)
-    except UserError as error:
-        raise UserError(f"{source}: {fault}" for fault in error.faults) from None
     return replace(plan, note=note)
 
 

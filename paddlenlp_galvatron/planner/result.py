@@ -96,11 +96,7 @@ class Need:
         stage = totals.index(max(totals))
         memory = prediction.stages[stage].memory
         parts = dict(zip(_part_names(plan, stage), cost.stage_parts(plan, stage), strict=True))
-        held = [
-            count
-            for chunk, count in enumerate(cost.in_flight(plan, stage))
-            for _ in cost.chunk_parts(plan, stage, chunk)
-        ]
+        held = [n for chunk, n in enumerate(cost.in_flight(plan, stage)) for _ in cost.chunk_parts(plan, stage, chunk)]
 
         def most(mib: Mapping[str, float]) -> tuple[str, float]:
             return max(mib.items(), key=lambda item: item[1])
@@ -209,9 +205,7 @@ class SearchResult:
     lower_bound_s: float  # no plan of the best one's batch takes less, nor one of another batch less per sample
     search_time_s: float
     outcomes: Mapping[PlanFamily, FamilyOutcome]  # solved, or why not
-    bounds_s: Mapping[PlanFamily, float] = field(
-        default_factory=dict
-    )  # least step times of families rejected by theirs
+    bounds_s: Mapping[PlanFamily, float] = field(default_factory=dict)  # least step times of rejected families
     runners_up: tuple[Candidate, ...] = ()  # the best of other families, if top_k asks for them
     need: Need | None = None  # set where nothing fits
     fastest: Candidate | None = None  # fastest plan at the best batch

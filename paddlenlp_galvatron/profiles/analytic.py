@@ -16,8 +16,7 @@ from itertools import product
 from math import inf
 from typing import NamedTuple
 
-from ..base.errors import UserError
-from ..base.units import FP32_BYTES, MIB
+from ..base import FP32_BYTES, MIB, UserError
 from ..model import Fused, ModelShape, Recompute, kinds_of, measured_fingerprint
 from ..model.layer import APART, MODULES, Kept
 from ..plan.precision import Precision, Products

@@ -54,7 +54,7 @@ class Meta(BaseModel):
 
     @classmethod
     def derived(cls, sheet: DataSheet | None, **identity: Any) -> Meta:
-        """Of a profile that comes from a data sheet, or from the model's shape alone."""
+        """The meta of a profile that comes from a data sheet, or from the model's shape alone."""
         device = Device.of(sheet) if sheet else None
         origin = Fingerprint(device=sheet.device if sheet else None, **identity)
         return cls(analytic=True, fingerprint=origin, device=device)

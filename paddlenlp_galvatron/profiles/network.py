@@ -12,9 +12,7 @@ from functools import cached_property
 from math import ceil, inf, log, log2
 from typing import NamedTuple
 
-from ..base.caching import once
-from ..base.errors import UserError
-from ..base.units import GB_PER_S
+from ..base import GB_PER_S, UserError, once
 from ..plan.mesh import divisors
 from .curves import Curve
 from .data_sheet import DataSheet
@@ -91,9 +89,7 @@ class Network:
 
     def _measured(self, kind: Collective, spread: Place) -> list[tuple[float, float]]:
         """Measured (MiB, ms) of a group at this place; inside a node a strided one may stand in for a consecutive."""
-        groups = [
-            MessageGroup(kind, spread.size, consecutive) for consecutive in (spread.consecutive, not spread.consecutive)
-        ]
+        groups = [MessageGroup(kind, spread.size, side) for side in (spread.consecutive, not spread.consecutive)]
         for group in groups:
             times = self.profile.messages_ms.get(group)
             if times and self.measured_place(group.size, group.consecutive).nodes == spread.nodes:
@@ -129,11 +125,9 @@ class Network:
     @cached_property
     def _bandwidths(self) -> tuple[dict[Place, float], dict[Place, float]]:
         """Measured bandwidths in MiB/ms: inside a node, and across nodes."""
-        bandwidths = {
-            self.measured_place(*key): bandwidth for key, bandwidth in self.profile.allreduce_mib_per_ms.items()
-        }
-        inside = {group: bandwidth for group, bandwidth in bandwidths.items() if group.nodes == 1}
-        return inside, {group: bandwidth for group, bandwidth in bandwidths.items() if group.nodes > 1}
+        speeds = {self.measured_place(*key): speed for key, speed in self.profile.allreduce_mib_per_ms.items()}
+        inside = {group: speed for group, speed in speeds.items() if group.nodes == 1}
+        return inside, {group: speed for group, speed in speeds.items() if group.nodes > 1}
 
     @once
     def _send(self, stages: int) -> Curve:
@@ -230,9 +224,8 @@ def collective_ms(
     ways = [(us, factor * falls, share) for us, factor, share in _rings(kind, ranks, nodes, mib)]
     if kind is Collective.ALL_REDUCE:
         ways += _trees(ranks, nodes)
-        if (
-            switch_mib_per_ms and nodes == 1
-        ):  # all is sent up, and a rank's part of the sums comes down and goes up again
+        # A switch gets all, and a rank's part of the sums comes down and goes up again.
+        if switch_mib_per_ms and nodes == 1:
             ways.append((SWITCH_US, 1 + 1 / ranks, switch_mib_per_ms / bus_mib_per_ms))
     return min(us / 1e3 + mib * factor / (bus_mib_per_ms * share) for us, factor, share in ways)
 
