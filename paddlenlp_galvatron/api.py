@@ -31,7 +31,7 @@ from .planner.fit import fit as find_rows
 from .planner.hints import Hint, hints
 from .planner.origin import OriginOptions, read_origin
 from .planner.question import Question
-from .planner.result import Job
+from .planner.whole_run import Job
 from .report import explain as explaining
 from .report import fit as fitting
 from .report import search as searching

@@ -5,6 +5,8 @@ ours: `writing`, with its lock. Terminal: `printing`, `text`; `process` for sign
 process with limits. `processor` has its instructions. `tracing` writes Chrome traces; `caching` keeps results.
 """
 
+from .caching import once
 from .errors import Faults, GalvatronError, Infeasible, UserError, member, plain_fault, reported, within
+from .reading import LARGEST_OPTIONS, parse_json, read_json, read_yaml
 from .text import Note, count, gib, near, no_note, plain, printable, shortened, without_prefix
 from .units import FP32_BYTES, GB_PER_S, GIB, GIB_MIB, MIB, MS_PER_S

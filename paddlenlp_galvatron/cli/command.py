@@ -11,9 +11,8 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from paddlenlp_galvatron.base.errors import UserError, within
+from paddlenlp_galvatron.base import LARGEST_OPTIONS, UserError, read_yaml, within
 from paddlenlp_galvatron.base.printing import say
-from paddlenlp_galvatron.base.reading import LARGEST_OPTIONS, read_yaml
 from paddlenlp_galvatron.options.aliases import did_you_mean
 from paddlenlp_galvatron.options.foreign import Fate
 from paddlenlp_galvatron.options.group import Options, as_given, canonical_options, is_boolean, read_options, read_words

@@ -23,9 +23,7 @@ class DoctorOptions(Options):
     output_dir: Path = Path("output")
     profiles: Path = Path("configs")
     plan: Path | None = None
-    hostfile: Path | None = Field(
-        default_factory=lambda: Path(os.environ["HOSTFILE"]) if os.environ.get("HOSTFILE") else None
-    )
+    hostfile: Path | None = Field(default_factory=lambda: Path(file) if (file := os.environ.get("HOSTFILE")) else None)
 
 
 @app.command(DoctorOptions)

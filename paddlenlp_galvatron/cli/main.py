@@ -18,9 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from paddlenlp_galvatron.base import GalvatronError, UserError, printable, shortened
+from paddlenlp_galvatron.base import GalvatronError, UserError, printable, read_json, shortened
 from paddlenlp_galvatron.base.process import INTERRUPTED, heeded, lasting_streams
-from paddlenlp_galvatron.base.reading import read_json
 from paddlenlp_galvatron.version import __version__
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from paddlenlp_galvatron.options.foreign import Fate
 from paddlenlp_galvatron.options.group import Options, Paths
 from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.plan import Assumptions
-from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
+from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_memory
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
+from paddlenlp_galvatron.profiles.network import analytic_hardware
 from paddlenlp_galvatron.training.prepare import GROUPS
 
 from .command import App, FromFile, answer, say_note

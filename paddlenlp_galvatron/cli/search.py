@@ -17,8 +17,7 @@ from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ, Model, ModelOptions
 from paddlenlp_galvatron.options.prices import JobOptions, LengthOptions
-from paddlenlp_galvatron.plan import write_plan
-from paddlenlp_galvatron.plan.strategy import load_summary
+from paddlenlp_galvatron.plan import load_summary, write_plan
 from paddlenlp_galvatron.planner import SearchOptions, SearchResult
 from paddlenlp_galvatron.planner.hints import free_plan, hints
 from paddlenlp_galvatron.planner.question import Question

@@ -179,10 +179,8 @@ def check_run(run: Prepared) -> Plan:
         raise UserError("use_flash_attention: Paddle has it on GPUs only, and finds none here; leave it out")
     device = "gpu" if gpus.gpu_count() else "cpu"
     if settings.device not in (None, device):
-        lacks = (
-            "Paddle finds no GPU here" if device == "cpu" else "ranks take the GPUs; hide them: CUDA_VISIBLE_DEVICES="
-        )
-        raise UserError(f"device: {settings.device} is not the device that ranks would run on: {lacks}")
+        why = "Paddle finds no GPU here" if device == "cpu" else "ranks take the GPUs; hide them: CUDA_VISIBLE_DEVICES="
+        raise UserError(f"device: {settings.device} is not the device that ranks would run on: {why}")
     on_device(plan.assumed.number_types, settings.compute_precision)
     if settings.initial_weights:
         from paddlenlp_galvatron.training.checkpoint.loading import open_weights

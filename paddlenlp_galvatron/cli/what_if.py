@@ -24,10 +24,9 @@ from threading import Thread
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from paddlenlp_galvatron.base.errors import GalvatronError, UserError, within
+from paddlenlp_galvatron.base import GalvatronError, UserError, read_json, within
 from paddlenlp_galvatron.base.limits import Port
 from paddlenlp_galvatron.base.printing import say
-from paddlenlp_galvatron.base.reading import read_json
 from paddlenlp_galvatron.options.group import Options, canonical_options, is_boolean, read_words
 from paddlenlp_galvatron.planner.form import SEARCHED, Answer, Form, answer
 from paddlenlp_galvatron.report.page import PAGES, failed, faults_of, fragment, what_if_page

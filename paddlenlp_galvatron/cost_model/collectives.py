@@ -17,6 +17,7 @@ import numpy as np
 
 from ..base.units import FP32_BYTES, MIB
 from ..model import ModelShape, Split
+from ..plan import Assumptions, Axis, DataParallel, LayerStrategy, Mesh, Strategy, VocabStrategy
 from ..plan.comm_points import (
     EMBEDDING,
     HEAD,
@@ -30,8 +31,7 @@ from ..plan.comm_points import (
     repeated,
     summed_over,
 )
-from ..plan.mesh import SAMPLE_AXES, SHARDING, Axis, Mesh, Ranks
-from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy, VocabStrategy
+from ..plan.mesh import SAMPLE_AXES, SHARDING, Ranks
 from ..profiles.memory import Role
 from ..profiles.network import Network, Place
 from .weights import StateBytes, Weights, weights_of

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..base.caching import once
-from ..base.units import FP32_BYTES, MIB
+from ..base import FP32_BYTES, MIB, once
 from ..model import Fused, ModelShape, Recompute
 from ..plan.comm_points import Collective
 from ..plan.mesh import EXCHANGE, Axis

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 
-from ..plan import ModelShape, Plan
-from ..plan.assumption import Assumption
-from ..plan.schedule import PassKind
-from ..plan.strategy import Strategy, VocabStrategy, runs, states_words
+from ..plan import Assumption, ModelShape, PassKind, Plan, Strategy, VocabStrategy, runs
+from ..plan.strategy import states_words
 from .costs import Prediction, Terms, Workspace
 from .model import CostModel
 

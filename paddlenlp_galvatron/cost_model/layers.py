@@ -16,8 +16,7 @@ from functools import lru_cache
 from operator import sub
 from typing import NamedTuple
 
-from ..base import FP32_BYTES, MIB, UserError
-from ..base.caching import once
+from ..base import FP32_BYTES, MIB, UserError, once
 from ..model import Fused, ModelShape, Recompute, Split
 from ..model.layer import apart
 from ..plan.comm_points import CORE, GATHERS, CommPoint, block_points, comm_ops, repeated

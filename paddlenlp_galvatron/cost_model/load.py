@@ -8,15 +8,13 @@ from typing import Literal, Unpack
 from ..base import Faults, Note, UserError, member, no_note
 from ..model import ModelShape, kinds_of
 from ..plan.strategy import Assumptions
-from ..profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
-from ..profiles.computation import ComputationProfile
+from ..profiles import ComputationProfile, Device, HardwareProfile, MemoryProfile
+from ..profiles.analytic import analytic_computation, analytic_memory
 from ..profiles.compute_time import ComputeTimes, TimeMode
-from ..profiles.data_sheet import DataSheet, Device
+from ..profiles.data_sheet import DataSheet
 from ..profiles.files import ProfileSource, computation_name, memory_name, profile_path
-from ..profiles.hardware import HardwareProfile
-from ..profiles.memory import MemoryProfile
 from ..profiles.memory_use import MemoryMode, MemoryUse
-from ..profiles.network import Network
+from ..profiles.network import Network, analytic_hardware
 from .costs import CostOptions, Profiles
 from .model import CostModel
 
@@ -71,9 +69,7 @@ def _times(
     if not source.get("allow_foreign_profiles"):
         with faults.gathered():
             identity.require_same_model(path, profile.meta, shapes, assumed.mixed_precision)
-        fastest = {
-            layer_type: min(ms / at.seq for at, ms in times.items()) for layer_type, times in profile.layer_ms.items()
-        }
+        fastest = {kind: min(ms / at.seq for at, ms in times.items()) for kind, times in profile.layer_ms.items()}
         identity.require_possible_times(path, fastest, shapes)
     return ComputeTimes(profile, mode)
 

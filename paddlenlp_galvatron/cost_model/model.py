@@ -10,15 +10,13 @@ from copy import copy
 from dataclasses import replace
 from itertools import pairwise
 
-from ..base import MIB, UserError
-from ..base.caching import once
+from ..base import MIB, UserError, once
 from ..model import ModelShape, Recompute, layer_types_of
+from ..plan import Assumptions, Axis, ByKind, LayerStrategy, Load, Mesh, PassKind, Plan, Strategy, VocabStrategy
 from ..plan.comm_points import Collective
 from ..plan.communicators import communicators
 from ..plan.layout import TokenLayout, redistribution, token_layout
-from ..plan.mesh import Axis, Mesh
-from ..plan.schedule import ByKind, PassKind
-from ..plan.strategy import Assumptions, Experts, LayerStrategy, Load, Plan, Strategy, VocabStrategy
+from ..plan.strategy import Experts
 from ..profiles.memory import Role
 from ..profiles.reserve import Reserve
 from .collectives import MTP_CHANGES, place_of

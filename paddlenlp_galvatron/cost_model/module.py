@@ -13,13 +13,11 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
-from ..base import FP32_BYTES, GB_PER_S, MIB, UserError
-from ..base.caching import once
+from ..base import FP32_BYTES, GB_PER_S, MIB, UserError, once
 from ..model import LayerKind, ModelShape, Split
-from ..plan.mesh import Mesh
+from ..plan import Assumptions, ByKind, DataParallel, Mesh
 from ..plan.precision import NumberTypes
-from ..plan.schedule import ByKind
-from ..plan.strategy import JOINED_NUMBERS, PART, PLACES, STATES, Assumptions, DataParallel
+from ..plan.strategy import JOINED_NUMBERS, PART, PLACES, STATES
 from ..profiles.computation import PassTimes
 from .collectives import Calls, CallTimes, Setting
 from .costs import CostOptions, LayerCost, PartMemory, PassTerms, Profiles, StageSetting, States, Task, Terms, Workspace

@@ -85,7 +85,5 @@ def timeline(schedule: Schedule, times: StageTimes, micro_batches: int) -> list[
                 free[stage] = stop[at, work.kind, work.micro_batch] = start + long
                 spans.append(Span(stage, work, start, start + long))
                 turn[stage] += 1
-    spans += [
-        Span(s, None, end, end + sync) for s, (end, sync) in enumerate(zip(free, times.sync, strict=True)) if sync
-    ]
+    spans += [Span(s, None, at, at + sync) for s, (at, sync) in enumerate(zip(free, times.sync, strict=True)) if sync]
     return sorted(spans, key=lambda span: (span.start_ms, span.stage))

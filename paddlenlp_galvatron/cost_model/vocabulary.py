@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..base.caching import once
-from ..base.units import FP32_BYTES, MIB
+from ..base import FP32_BYTES, MIB, once
 from ..plan.comm_points import CommPoint
 from ..plan.mesh import OF_A_SAMPLE
 from ..plan.strategy import Assumptions, VocabStrategy

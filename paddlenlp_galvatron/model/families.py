@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UserError
-from .latents import Latents
+from .attention import Latents
 
 LEAST_SUM = 1e-12  # of the softmax scores of a token's experts, as ERNIE's moe_norm_min has it
 # Whether a layer has local attention, by its number and the value of a field of config.json.

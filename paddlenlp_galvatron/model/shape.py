@@ -5,24 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
 from ..base.errors import UserError
-from .delta_net import DeltaNet, delta_attention
+from .attention import DeltaNet, Latents, delta_attention, latent_attention, plain_attention
 from .families import Family, family_of
 from .fields import USUAL
-from .latents import Latents, latent_attention
-from .layer import Again, Fused, Kept, LayerKind, Recompute, Split, Sublayer, Weight, linear
+from .layer import LayerKind
+from .sublayers import embedding, lm_head, mlp, mtp, norms, routed_experts, router, shared_expert
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """Shape of a decoder-only transformer. Its layers are identical, or of several kinds: with experts, dense, and the
     last one for multi-token prediction (MTP).
-
     A model whose layer types differ in width or length of samples is a sequence of shapes, one a type, in the order of
     its layers; its embedding is the first one's, its LM head the last one's.
     """
@@ -71,8 +70,7 @@ class ModelShape:
 
     @property
     def kinds(self) -> tuple[ModelShape, ...]:
-        """A shape for each kind of layer, in order of first use: that of a model of all layers of this kind, alone.
-        Its `layers` says how many they are."""
+        """A shape for each kind of layer, in order of first use: that of a model of its `layers` layers alone."""
         return _kinds(self)
 
     @property
@@ -296,32 +294,46 @@ def _kinds(shape: ModelShape) -> tuple[ModelShape, ...]:
 
 @lru_cache(maxsize=256)
 def _embedding(shape: ModelShape) -> LayerKind:
-    table = Weight("embed_tokens.weight", (shape.vocab_size, shape.hidden_size), Split.ROW, padded=True)
-    return LayerKind((Sublayer("embedding", (table,)),))
+    return LayerKind((embedding(shape.hidden_size, shape.vocab_size),))
 
 
 @lru_cache(maxsize=256)
 def _head(shape: ModelShape) -> LayerKind:
-    norm = Weight("norm.weight", (shape.hidden_size,))
-    table = Weight("lm_head.weight", (shape.hidden_size, shape.vocab_size), Split.COLUMN, padded=True, linear=True)
-    bias = Weight("lm_head.bias", (shape.vocab_size,), Split.COLUMN, padded=True)
     biased = shape.mlp_bias and shape.traits.biased_head
-    return LayerKind((Sublayer("norm", (norm,)), Sublayer("LM head", (table, bias) if biased else (table,))))
+    return LayerKind(tuple(lm_head(shape.hidden_size, shape.vocab_size, biased)))
 
 
 @lru_cache(maxsize=256)
 def _block(shape: ModelShape) -> LayerKind:
     assert not shape.dense_layers + shape.full_layers and shape.mtp_layers in (0, shape.layers), "shape.of(index).block"
-    if not shape.experts:
-        mlp: tuple[Sublayer, ...] = (_mlp("mlp", shape.hidden_size, shape.intermediate_size, shape.mlp_bias),)
+    hidden, traits, mixture = shape.hidden_size, shape.traits, shape.traits.mixture
+    if mixture is None or not shape.experts:
+        behind = [mlp("mlp", hidden, shape.intermediate_size, shape.mlp_bias)]
     else:
-        mlp = _router(shape), *_shared(shape)
-    latents = shape.latents
+        behind = [router(mixture, hidden, shape.experts, shape.experts_per_token)]
+        behind += shared_expert(mixture, hidden, shape.shared_size, shape.mlp_bias) if shape.shared_size else ()
     if shape.linear:
-        attention = delta_attention(shape.hidden_size, shape.linear)
+        attention = delta_attention(hidden, shape.linear)
+    elif shape.latents:
+        attention = latent_attention(hidden, shape.heads, shape.latents)
     else:
-        attention = latent_attention(shape.hidden_size, shape.heads, latents) if latents else _attention(shape)
-    return LayerKind((attention, *mlp, _norms(shape), *([_mtp(shape)] if shape.mtp_layers else [])))
+        attention = plain_attention(
+            *(hidden, shape.heads, shape.kv_heads, shape.head_dim),
+            bias=traits.qkv_bias or shape.qkv_bias or shape.attention_bias,
+            output_bias=shape.attention_bias,
+            normed=shape.normed_heads,
+            gated=traits.gated,
+            sinks=traits.sinks,
+        )
+    return LayerKind((attention, *behind, norms(traits.norms, hidden), *([mtp(hidden)] if shape.mtp_layers else [])))
+
+
+@lru_cache(maxsize=256)
+def _routed(shape: ModelShape) -> LayerKind:
+    mixture, inner = shape.traits.mixture, shape.expert_size
+    if mixture is None or not inner:
+        return LayerKind(())
+    return LayerKind((routed_experts(mixture, shape.experts, shape.hidden_size, inner),))
 
 
 @lru_cache(maxsize=256)
@@ -329,141 +341,10 @@ def _layer(shape: ModelShape) -> LayerKind:
     return LayerKind((*shape.block.sublayers, *shape.routed.sublayers)) if shape.experts else shape.block
 
 
-@lru_cache(maxsize=256)
-def _routed(shape: ModelShape) -> LayerKind:
-    """The routed experts. A row is a token of one expert; ranks that split the expert have the whole row."""
-    mixture, hidden, inner = shape.traits.mixture, shape.hidden_size, shape.expert_size
-    if mixture is None or not inner:
-        return LayerKind(())
-    gate, up, down = mixture.projections
-    weights = []
-    for expert in range(shape.experts):
-        name = f"{mixture.inside}.experts.{expert}"
-        expert_weights = (
-            *linear(f"{name}.{gate}", hidden, inner, Split.COLUMN, bias=mixture.biased),
-            *linear(f"{name}.{up}", hidden, inner, Split.COLUMN, bias=mixture.biased),
-            *linear(f"{name}.{down}", inner, hidden, Split.ROW, bias=mixture.biased),
-        )
-        weights += [replace(weight, expert=expert) for weight in expert_weights]
-    kept = Kept(tokens=hidden, split=3 * inner)
-    return LayerKind((Sublayer("experts", tuple(weights), kept, divided=(("columns of an expert", inner, False),)),))
-
-
-def _attention(shape: ModelShape) -> Sublayer:
-    hidden, q, kv, heads = shape.hidden_size, shape.q_width, shape.k_width, shape.kv_heads
-    biased, traits = shape.attention_bias, shape.traits
-    name, bias = "self_attn", traits.qkv_bias or shape.qkv_bias or biased
-    scales = [Weight(f"{name}.{side}_norm.weight", (shape.head_dim,), Split.OWN) for side in "qk"]
-    # The input of the norms of q and k, the normalized input, and a scale for each head.
-    normed, sized = Kept(split=2 * (q + kv) + shape.heads + heads), Kept(split=q + kv)
-    repeated = Kept(split=2 * (q - kv))  # plain attention keeps k and v once for each head of q
-    gate = 3 * q * traits.gated  # the gate, its sigmoid, and the product that the output projection reads
-    sinks = [Weight(f"{name}.sinks", (shape.heads,), Split.COLUMN)] * traits.sinks
-    return Sublayer(
-        "attention",
-        (
-            *linear(f"{name}.q_proj", hidden, q * (1 + traits.gated), Split.COLUMN, bias=bias),
-            *linear(f"{name}.k_proj", hidden, kv, Split.COLUMN, bias=bias, most_parts=heads),
-            *linear(f"{name}.v_proj", hidden, kv, Split.COLUMN, bias=bias, most_parts=heads),
-            *linear(f"{name}.o_proj", q, hidden, Split.ROW, bias=biased),
-            *(scales if shape.normed_heads else ()),
-            *sinks,
-        ),
-        Kept(split=6 * q + 2 * kv + gate) + (normed if shape.normed_heads else Kept()),
-        (
-            (Fused.ATTENTION, repeated),
-            (Fused.ROPE, Kept(split=2 * (q + kv))),  # q and k in front of it, and with their halves turned
-            *([(Fused.NORMS, sized)] if shape.normed_heads else ()),
-        ),
-        (
-            Again(Recompute.ATTENTION, Kept(split=q)),  # the output projection's input
-            Again(Recompute.ATTENTION, repeated, unless=Fused.ATTENTION),  # recomputed, they are kept as they come
-        ),
-        shape.heads,
-        shape.head_dim,
-        (("attention heads", shape.heads, False), ("kv heads", heads, True)),
-    )
-
-
-def _mlp(name: str, hidden: int, inner: int, bias: bool = False) -> Sublayer:
-    """Gate and up, their product, and down."""
-    return Sublayer(
-        "MLP",
-        (
-            *linear(f"{name}.gate_proj", hidden, inner, Split.COLUMN, bias=bias),
-            *linear(f"{name}.up_proj", hidden, inner, Split.COLUMN, bias=bias),
-            *linear(f"{name}.down_proj", inner, hidden, Split.ROW, bias=bias),
-        ),
-        Kept(split=3 * inner),
-        again=(
-            Again(Recompute.MLP, Kept(split=2 * inner), flops=4 * hidden * inner),
-            Again(Recompute.NORMS | Recompute.MLP, Kept(split=inner)),
-            Again(Recompute.SUBLAYER, Kept(split=3 * inner), flops=6 * hidden * inner),
-        ),
-        divided=(("columns of the MLP", inner, False),),
-    )
-
-
-def _router(shape: ModelShape) -> Sublayer:
-    """A score for each expert, of a rank's own tokens, in fp32; and of the chosen ones numbers and places."""
-    mixture = shape.traits.mixture
-    assert mixture
-    inside, experts = mixture.inside, shape.experts
-    weights = [*linear(f"{inside}.{mixture.router}", shape.hidden_size, experts, Split.OWN, bias=mixture.biased)]
-    if mixture.bias:
-        rows = () if mixture.bias.startswith("gate.") else (1,)  # ERNIE's has a row for each modality: text alone
-        weights.append(Weight(f"{inside}.{mixture.bias}", (*rows, experts), state=True))
-    kept = Kept(scalars=experts + 4 * shape.experts_per_token)
-    again = Again(Recompute.SUBLAYER, kept, flops=2 * shape.hidden_size * experts)
-    return Sublayer("router", tuple(weights), kept, again=(again,))
-
-
-def _shared(shape: ModelShape) -> Iterator[Sublayer]:
-    """The expert that has all tokens, each as far as its gate says, if it has one."""
-    mixture = shape.traits.mixture
-    if not shape.shared_size or not mixture:
-        return
-    name = f"{mixture.inside}.{mixture.shared}"
-    yield _mlp(name, shape.hidden_size, shape.shared_size, shape.mlp_bias)
-    if mixture.gated:
-        gate = Weight(f"{name}_gate.weight", (shape.hidden_size, 1), linear=True)
-        kept = Kept(tokens=shape.hidden_size)
-        yield Sublayer("gate", (gate,), kept, again=(Again(Recompute.SUBLAYER, kept, flops=2 * shape.hidden_size),))
-
-
-def _norms(shape: ModelShape) -> Sublayer:
-    """Before attention and before the MLP: each keeps its input, that over its size, one scale, and its output,
-    which column-split products gather again in backward."""
-    names, hidden = shape.traits.norms, shape.hidden_size
-    weights = tuple(Weight(f"{name}.weight", (hidden,)) for name in names)
-    behind = len(names) - 2  # behind attention and behind the MLP, whose output no product reads
-    sized = Kept(tokens=2 * hidden)  # the normalized input; the fused kernel recomputes it
-    read = Kept(tokens=2 * hidden, scalars=2)
-    again = Again(Recompute.NORMS, read), Again(Recompute.NORMS, sized, unless=Fused.NORMS)
-    kept = Kept(tokens=(4 + 2 * behind) * hidden, scalars=behind) + read
-    return Sublayer("norms", weights, kept, ((Fused.NORMS, Kept(tokens=(2 + behind) * hidden)),), again)
-
-
-def _mtp(shape: ModelShape) -> Sublayer:
-    """In front of an MTP layer the norms of the next token's embedding and of the hidden state, and the projection of
-    both, [embedding, hidden]; behind it the norm of its own that the LM head reads. DeepSeek-V3, arXiv:2412.19437,
-    section 2.2. The report leaves open the order and whether the hidden state is behind the model's last norm, and
-    transformers 5.24 has no such layer: both are as vLLM serves the published weights (models/deepseek_mtp.py at
-    03356f8c, whose input is the normed state of deepseek_v2.py); Megatron-LM trains in the same order
-    (core/transformer/multi_token_prediction.py at 13f8f526)."""
-    hidden = shape.hidden_size
-    norms = [Weight(f"{name}.weight", (hidden,)) for name in ("enorm", "hnorm", "shared_head.norm")]
-    [projection] = linear("eh_proj", 2 * hidden, hidden, Split.WHOLE)
-    # Each norm keeps its input, that over its size, and one scale; the projection its input.
-    kept, sized = Kept(tokens=8 * hidden, scalars=3), Kept(tokens=3 * hidden)
-    return Sublayer("MTP", (*norms, replace(projection, large=True)), kept, ((Fused.NORMS, sized),))
-
-
 def flops_per_token(
     shape: ModelShape, seq_length: int, frozen: bool = False, document_tokens: float | None = None
 ) -> float:
     """Floating-point operations of a token, forward and backward, recompute left out, as MFU counts.
-
     6 for each weight that tokens are multiplied with and 12 * layers * hidden * sequence for attention's two products
     (PaLM, arXiv:2204.02311, appendix B), half of them for each: full attention, of which a causal kernel computes half;
     of a window twice the pairs that it has, and of linear attention all that its kernels compute.

@@ -41,9 +41,7 @@ PLAIN: tuple[tuple[tuple[object, ...], str], ...] = (
 # Fields that match a name of the list, but are computed, belong to classifiers, or choose a kernel.
 FREE = "classifier_dropout summary_* use_fused_*"
 # Fields that no layer depends on, or that are judged by their values alone.
-BESIDE = (
-    "architectures auto_map text_config model_type *token* *dtype use_cache *_version _* *_window* mlp_only* *_step"
-)
+IDLE = "architectures auto_map text_config model_type *token* *dtype use_cache *_version _* *_window* mlp_only* *_step"
 MTP_COUNTS = ("num_nextn_predict_layers", "num_mtp_layers")  # two names of one number, of layers for MTP
 EXPERTS = "num_experts num_local_experts n_routed_experts moe_num_experts n_shared_experts num_shared_experts"
 ALGORITHMS = ("weight_quantize_algo", "quant_type", "quant_method")  # fields of PaddleNLP's configs; all null: none
@@ -83,7 +81,7 @@ def _fault(
 
 def has_meaning(field: str, family: Family) -> bool:
     """Whether a field that is not read for the family may change what its layers compute."""
-    names = FREE, BESIDE, *(names for _, names in (*PLAIN, *_plain_of(family, 0)))
+    names = FREE, IDLE, *(names for _, names in (*PLAIN, *_plain_of(family, 0)))
     return not _any_of(" ".join(names)).match(field)
 
 

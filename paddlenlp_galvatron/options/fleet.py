@@ -1,9 +1,9 @@
 """A recipe of PaddleFleet read as a plan: what it says, surprises, and refusals. `fleet_fields` has its fields, the
 rules of layers are in `plan.fleet_layers`."""
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -257,9 +257,7 @@ class _Reading:
                 f"{field}: no plan states it; leave it out, or recompute {' or '.join(rules.MODULES.values())}"
             )
         elif ids:
-            near = difflib.get_close_matches(
-                module, [*PARTS, *FREED, *UNSTATED, *rules.REFINED, *rules.OF_THE_MODEL], n=1
-            )
+            near = get_close_matches(module, [*PARTS, *FREED, *UNSTATED, *rules.REFINED, *rules.OF_THE_MODEL], n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             self.notes.append(f"{field}: PaddleFleet has no such module, recomputes nothing and says nothing{hint}")
 

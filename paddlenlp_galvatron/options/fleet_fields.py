@@ -9,9 +9,8 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from ..base.errors import UserError
+from ..base import UserError, read_json
 from ..base.limits import Layers, LayersOrNone, RateOrNone, Samples, Size
-from ..base.reading import read_json
 from ..plan import Precision
 from ..plan.fleet_layers import MTP
 from .aliases import canonical_name

@@ -11,9 +11,8 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from ..base import Note, UserError, no_note, plain_fault, shortened
+from ..base import LARGEST_OPTIONS, Note, UserError, no_note, plain_fault, read_json, read_yaml, shortened
 from ..base.limits import Size
-from ..base.reading import LARGEST_OPTIONS, read_json, read_yaml
 from .aliases import OVERRIDDEN, VALUES, canonical_name, canonical_value, other_defaults, plain_name, unknown
 from .foreign import MODEL_FIELDS, SEVERAL, SWITCHES, Fate, idle_note, outcome_of, program_of
 
@@ -24,7 +23,8 @@ MOST_OPTIONS = 500  # most options in a file
 MOST_NAMED = 10  # options in a line, which are refused for one reason
 
 
-def _split(value: object) -> object:
+def split_numbers(value: object) -> object:
+    """Numbers that commas join, or one."""
     if isinstance(value, str):
         return value.replace(" ", "").split(",")
     return [value] if isinstance(value, int) else value
@@ -35,7 +35,7 @@ def _listed(value: object) -> object:
 
 
 Paths = Annotated[tuple[Path, ...], BeforeValidator(_listed)]  # a.json,b.json or a list
-Sizes = Annotated[tuple[Size, ...], BeforeValidator(_split), Field(min_length=1)]  # 4096,8192 or a list of numbers
+Sizes = Annotated[tuple[Size, ...], BeforeValidator(split_numbers), Field(min_length=1)]  # 4096,8192 or a list
 
 
 class Options(BaseModel):
@@ -188,9 +188,7 @@ def canonical_options(
     if len(result) < len(pairs):
         names = [(typed, canonical_name(typed, result)) for typed in values]
         twice = {name for name in result if [ours for _, ours in names].count(name) > 1}
-        raise UserError(
-            f"{typed}: given twice, also as {ours}" for typed, ours in names if ours in twice and ours != typed
-        )
+        raise UserError(f"{typed}: given twice, also as {ours}" for typed, ours in names if ours in twice - {typed})
     return result
 
 

@@ -1,13 +1,16 @@
 """GLOBAL mode, one strategy for all layers, by Galvatron's training options and by PaddleNLP's."""
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from ..base.errors import UserError
+from ..base.errors import UserError, member
 from ..base.limits import MOST_RANKS, Layers, Ranks, Samples
-from ..model import ModelShape
-from ..plan import Assumptions, Plan, uniform_plan
+from ..plan import Assumptions, DataParallel, LayerStrategy, Plan, Recompute, Schedule, VocabStrategy, require_valid
+from ..plan.strategy import sharded_over_all
+from ..plan.uniform import even_stages
 from .group import Options
 
 NONE = (None, -1, 1)  # PaddleNLP's words for no degree
@@ -30,7 +33,8 @@ Granularity = Annotated[str, AfterValidator(_granularity)]
 
 
 class UniformOptions(Options):
-    """GLOBAL mode: one strategy for all layers. Unset options have `uniform_plan`'s defaults."""
+    """GLOBAL mode: one strategy for all layers. Unset, degrees are 1 and switches off, but for
+    ranks of tp being neighbours."""
 
     panel = "One strategy for all layers"
 
@@ -60,21 +64,65 @@ class UniformOptions(Options):
         named = self.model_dump(exclude_unset=True, exclude_none=True)
         return [name for name, value in named.items() if name not in idle or value not in (-1, 1)]
 
-    def plan(self, shape: ModelShape, world_size: int, assumed: Assumptions) -> Plan:
-        """The plan that the options stand for, for a model of this shape. Raises UserError."""
-        options = {name: value for name, value in self.model_dump(exclude_none=True).items() if value != -1}
-        if "global_train_batch_size" not in options:
+    def plan(
+        self, layers: int, world_size: int, assumed: Assumptions = Assumptions(), dense_layers: Collection[int] = ()
+    ) -> Plan:
+        """The plan that the options stand for. `dense_layers` have no experts to share out or to split. Raises
+        UserError."""
+        if self.global_train_batch_size is None:
             raise UserError("global_train_batch_size: missing; say how many samples an optimizer step takes")
-        layers, dense = shape.layers, shape.dense_layers
-        if size := options.pop("num_layers_per_virtual_pipeline_stage", None):
-            stages = options.get("pp_deg", 1)
-            chunks, rest = divmod(layers, stages * size)
-            if rest or options.setdefault("virtual_pp_deg", chunks) != chunks:
+        degrees = (self.pp_deg, self.global_tp_deg, self.global_cp_deg, self.vocab_tp)
+        stages, tp, cp, vocab_tp = (max(1, degree or 1) for degree in degrees)
+        chunks, sharding = (None if value == -1 else value for value in (self.virtual_pp_deg, self.global_sharding_deg))
+        if size := self.num_layers_per_virtual_pipeline_stage:
+            count, rest = divmod(layers, stages * size)
+            if rest or chunks not in (None, count):
                 raise UserError(
                     f"num_layers_per_virtual_pipeline_stage: chunks of {size} do not make up the {layers} layers in "
-                    f"{stages} stages of {options.get('virtual_pp_deg', 'equally many')} chunks; change one of them"
+                    f"{stages} stages of {chunks or 'equally many'} chunks; change one of them"
                 )
-        return uniform_plan(layers=layers, dense_layers=dense, world_size=world_size, assumed=assumed, **options)
+            chunks = count
+        chunks = chunks or 1
+        if (parts := stages * chunks) > layers:
+            name, words = ("pp_deg", "stages") if stages > layers else ("virtual_pp_deg", "chunks of stages")
+            raise UserError(f"{name}: {parts} {words} are more than the {layers} layers; choose at most {layers}")
+        ulysses, zero3 = bool(self.use_ulysses), DataParallel.ZERO3
+        default = member(DataParallel, self.default_dp_type or "ddp", "default_dp_type")
+        sdp = bool(self.sdp)
+        vocab_sdp = sdp if self.embed_sdp is None else self.embed_sdp
+        layer = LayerStrategy(
+            *(tp, ulysses, self.global_tp_consec is not False, zero3 if sdp else default),
+            recompute=Recompute(bool(self.global_checkpoint)),
+            context=cp,
+            sharding=sharding,
+        )
+        sparse = replace(layer, ep=max(1, self.global_ep_deg or 1), etp=max(1, self.global_tp_of_ep_deg or 1))
+        plan = Plan(
+            world_size=world_size,
+            global_batch=self.global_train_batch_size,
+            micro_batches=self.chunks or 1,
+            stages=even_stages(layers, parts),
+            layers=tuple(layer if index in dense_layers else sparse for index in range(layers)),
+            vocab=VocabStrategy(vocab_tp, ulysses, zero3 if vocab_sdp else default, sharding, context=cp),
+            schedule=member(Schedule, self.pipeline_type or "pipedream_flush", "pipeline_type"),
+            chunks=chunks,
+            default_dp_type=default,
+            assumed=assumed,
+        )
+        plan = sharded_over_all(plan)
+        require_valid(plan)
+        return plan
+
+
+def uniform_plan(
+    layers: int,
+    world_size: int,
+    assumed: Assumptions = Assumptions(),
+    dense_layers: Collection[int] = (),
+    **options: Any,
+) -> Plan:
+    """The plan of `UniformOptions`, by their names. Raises UserError."""
+    return UniformOptions.from_mapping(options).plan(layers, world_size, assumed, dense_layers)
 
 
 class DegreeOptions(Options):

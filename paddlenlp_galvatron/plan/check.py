@@ -134,9 +134,7 @@ def _grid_faults(plan: Plan) -> Iterator[str]:
                 f"choose a divisor of {size}"
             )
     if plan.vocab.degree < 1 or size % plan.vocab.degree:
-        yield (
-            f"vtp: degree {plan.vocab.degree} does not divide the {size} ranks of a stage; choose a divisor of {size}"
-        )
+        yield f"vtp: degree {plan.vocab.degree} does not divide the {size} ranks of a stage; choose a divisor of {size}"
     for fields, who, strategy in _parts(plan):
         alone_fits = strategy.degree > 0 and size % strategy.degree == 0
         for axis, degree in strategy.beside:

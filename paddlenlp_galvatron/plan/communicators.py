@@ -55,9 +55,7 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int, adapts: bool = 
         local |= {(tuple(ranks), "") for group in groups for ranks in group.tolist()}
     wanted: set[Group] = set()
     for stage in range(plan.pipeline):
-        boundaries = {
-            boundary for chunk in range(plan.chunks) for boundary in pairwise(chunk_edges(plan, stage, chunk))
-        }
+        boundaries = {edge for chunk in range(plan.chunks) for edge in pairwise(chunk_edges(plan, stage, chunk))}
         exchanges = {
             (ranks, REDISTRIBUTE)
             for source, target in boundaries

@@ -8,146 +8,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from math import lcm
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, Strict
-
-from ..base import MIB, UserError
-from ..base.limits import MOST_LAYERS, MOST_RANKS, Layers, Number, Ranks, Samples, Size
-from ..base.reading import read_json
+from ..base import MIB, UserError, read_json, within
+from ..base.limits import MOST_LAYERS, MOST_RANKS
 from ..base.writing import write_text
-from ..model import ModelShape
-from ..model.layer import MODULES, PARTLY, PARTS, Recompute
+from ..model import MODULES, PARTLY, ModelShape, Recompute
 from .check import require_fits, require_trainable, require_valid
-from .fields import Degrees, Division, Flag, Flags, Percents, Recomputes, parse
-from .precision import Precision, Products
-from .schedule import Schedule
+from .fields import GalvatronObject, StrategyFile, parse
+from .precision import Precision
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy, runs, sharded_over_all
 
 FORMAT_VERSION = 1
 LISTED = 10  # files that an error names, the newest
 LARGEST_BYTES = 4 * MIB  # of a strategy file; one of 1,000 layers in 100 stages has 60 kB
-
-
-class AssumedFields(BaseModel):
-    """Assumptions of the plan's prices. Training applies them; a contradicting flag is an error."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    sequence_parallel: bool = Field(False, description="Megatron-SP in every layer with tp > 1")
-    mixed_precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="type of weights and activations")
-    async_grad_reduce: bool = Field(True, description="reduce gradients once, after the last micro-batch")
-    seq_length: Size | None = Field(None, description="tokens of one sample")
-    fp32_gradients: bool | None = Field(
-        None, description="16-bit training sums and reduces gradients in fp32; absent: on GPUs it does"
-    )
-    flash_attention: bool | None = Field(
-        None, description="Paddle's flash attention; absent: for 16-bit training on GPUs"
-    )
-    fused_rope: bool | None = Field(None, description="Paddle's fused rotary positions; absent: on GPUs")
-    fused_rms_norm: bool | None = Field(None, description="Paddle's fused RMSNorm; absent: on GPUs")
-    fused_cross_entropy: bool | None = Field(
-        None, description="Paddle's fused loss over a vocabulary split by tp; absent: not used"
-    )
-    offload_optimizer: bool | None = Field(
-        None, description="the optimizer's states are in the hosts' memory between updates; absent: on the devices"
-    )
-    products: Products | None = Field(None, description="of layers' matrix products, planned only; absent: no other")
-
-
-class OpenObject(BaseModel):
-    """An object of which these fields are read; others are kept as they are."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-
-class StageMemoryFields(OpenObject):
-    context_mib: Number = Field(0.0, description="reserve of a device, MiB")
-    estimate_mib: Number | None = Field(None, description="most that tensors are expected to hold, MiB")
-
-
-class StageFields(OpenObject):
-    memory_mib: Number = Field(0.0, description="most that a rank holds, with the reserve, MiB")
-    memory: StageMemoryFields = Field(default_factory=lambda: StageMemoryFields(), description="its parts")
-
-
-class PredictedFields(OpenObject):
-    """Predictions of the cost model."""
-
-    time_s: Number | None = Field(None, description="a step, s")
-    stages: list[StageFields] = Field(default_factory=list, description="one entry a stage")
-
-
-class SearchedFields(OpenObject):
-    """Inputs of the search."""
-
-    model_fingerprint: str | None = Field(None, description="of the model's shape")
-    memory_constraint_gb: Number | None = Field(None, description="memory of a device, GiB")
-
-
-class GalvatronObject(BaseModel):
-    """Fields of this project besides Galvatron's; Galvatron ignores them."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    format_version: Literal[1] = Field(1, description="version of this object")
-    assumed: AssumedFields = Field(default_factory=lambda: AssumedFields(), description="assumptions of its prices")
-    predicted: PredictedFields | None = Field(None, description="step time, and per stage time and memory")
-    searched_from: SearchedFields | None = Field(None, description="fingerprints of model, cluster and profiles")
-
-
-class StrategyFile(BaseModel):
-    """A parallel strategy, layer by layer: Galvatron's strategy file."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, title="Galvatron strategy")
-
-    pp_deg: Ranks = Field(description="number of pipeline stages")
-    tp_sizes_enc: Degrees = Field(description="per layer: tensor-parallel (or Ulysses) degree")
-    tp_consecutive_flags: Flags = Field(description="per layer: 1 = neighbouring ranks form a tp group, 0 = strided")
-    dp_types_enc: Flags = Field(description="per layer: 0 = default_dp_type, 1 = zero3")
-    use_sp: Flags = Field(description="per layer: 1 = the degree is Ulysses (sequence), 0 = tensor parallel")
-    checkpoint: Flags = Field(description="per layer: 1 = recompute all activations in backward")
-    global_bsz: Samples = Field(description="samples per optimizer step, over all ranks")
-    chunks: Samples = Field(description="micro-batches per step")
-    pp_division: Division = Field(
-        description="layers of each stage; with virtual_pp_deg of each chunk: the first of every stage, then the second"
-    )
-    pipeline_type: Annotated[Schedule, Strict(False), PlainSerializer(str)] = Field(
-        description="schedule; pipedream_flush is 1F1B"
-    )
-    default_dp_type: Literal["ddp", "zero2", "zero3"] = Field(description="meaning of 0 in dp_types_enc")
-    vtp: Ranks = Field(description="tensor-parallel (or Ulysses) degree of embedding and LM head")
-    vsp: Flag = Field(description="1 = vtp is Ulysses")
-    embed_sdp: Flag = Field(description="embedding and LM head: 0 = default_dp_type, 1 = zero3")
-    vocab_sdp: Flag | None = Field(None, description="other name of embed_sdp, written too")
-    world_size: Ranks | None = Field(None, description="ranks; may be absent")
-    virtual_pp_deg: Layers = Field(1, description="chunks of layers a stage has; more than 1: interleaved 1F1B")
-    recompute_enc: Recomputes | None = Field(
-        None,
-        description=f"per layer: none, full, or {', '.join(member.words for member in PARTS)} joined by +, or "
-        f"PaddleFleet's {' or '.join(member.words for member in MODULES)}; absent: as checkpoint says",
-    )
-    offload_enc: Percents | None = Field(
-        None,
-        description="per layer: percent of the activations kept for backward that are in the host's memory until then; "
-        "absent: 0",
-    )
-    cp_sizes_enc: Degrees | None = Field(None, description="per layer: context-parallel degree; absent: 1")
-    vcp: Ranks = Field(1, description="context-parallel degree of embedding and LM head")
-    ep_sizes_enc: Degrees | None = Field(None, description="per layer: ranks that share experts out; absent: 1")
-    tp_of_ep_sizes_enc: Degrees | None = Field(None, description="per layer: ranks that split each expert; absent: 1")
-    dp_types_of_ep_enc: Flags | None = Field(None, description="per layer: dp type of experts; absent: dp_types_enc")
-    sharding_sizes_enc: Degrees | None = Field(
-        None, description="per layer: ranks over which ZeRO shards; absent: all that have the same weights"
-    )
-    sharding_sizes_of_ep_enc: Degrees | None = Field(
-        None, description="per layer: the same of its experts; absent: all that have the same experts"
-    )
-    vsharding: Ranks | None = Field(None, description="sharding size of embedding and LM head; absent: all")
-    loss_pieces: Samples = Field(
-        1, description="pieces of a rank's tokens, one after the other, in LM head and loss; absent: 1, all at once"
-    )
-    galvatron: GalvatronObject | None = Field(None, description="fields of this project")
 
 
 SIZES = ("sharding_sizes_enc", "sharding_sizes_of_ep_enc")
@@ -206,14 +80,11 @@ def plan_from_dict(
     """Read a plan from a parsed JSON value, as `read_plan` does. `source` names the file in messages."""
     from .dialects import as_current  # here, as a search writes plans and reads none
 
-    try:
+    with within(source):
         current, note = as_current(data)
-        fields = _parse(current)
-        plan = _to_plan(fields, world_size, smallest_world)
+        plan = _to_plan(_parse(current), world_size, smallest_world)
         if valid:
             require_valid(plan)
-    except UserError as error:
-        raise UserError(f"{source}: {fault}" for fault in error.faults) from None
     return replace(plan, note=note)
 
 

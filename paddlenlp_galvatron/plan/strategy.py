@@ -173,7 +173,7 @@ class Assumptions:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole parallel strategy. Build it through `plan.file`, `plan.uniform` or the search: those validate it."""
+    """A whole parallel strategy. Build it through `plan.file`, `options.uniform` or the search: those validate it."""
 
     world_size: int  # ranks
     global_batch: int  # samples per optimizer step, over all ranks

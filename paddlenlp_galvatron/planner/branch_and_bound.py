@@ -10,8 +10,7 @@ import galvatron_dp_core
 
 from ..base.units import GIB_MIB, MS_PER_S
 from ..cost_model import CostModel
-from ..plan import Plan
-from ..plan.uniform import even_stages
+from ..plan import Plan, even_stages
 from .bounds import BOUNDS, Cores, OpenFamily, Phase
 from .core_arrays import TooWide
 from .options import SearchOptions

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from ..base.errors import UserError
 from ..cost_model import CostModel
-from ..plan import LayerStrategy, Plan, VocabStrategy
+from ..plan import LayerStrategy, Plan, Strategy, VocabStrategy
 from ..plan.layout import TokenLayout, token_layout
-from ..plan.strategy import Strategy
 from .options import SearchOptions
 from .space import MOST_RUNS, LayerRun, PlanFamily, Space, Strategies, families, interleaved_families, runs_of, suited
 

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from ..cost_model import CostModel
 from ..cost_model.collectives import MTP_CHANGES
-from ..plan import DataParallel, LayerStrategy, VocabStrategy
+from ..plan import ByKind, DataParallel, LayerStrategy, PassKind, Strategy, VocabStrategy
 from ..plan.layout import TokenLayout, token_layout
-from ..plan.schedule import ByKind, PassKind, arrays, chunks_in_flight
-from ..plan.strategy import Strategy
+from ..plan.schedule import arrays, chunks_in_flight
 from ..profiles.memory import Role
 from .space import LayerRun, PlanFamily, Strategies, cost_numbers, suited, unbeaten
 
@@ -169,9 +168,7 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
     layers, runs = strategies.layers, _runs(strategies, cost)
     numbers: dict[tuple[int, TokenLayout], int] = {}  # number of each layout, run by run
     size, sharded = family.stage_size, cost.assumed.sequence_parallel
-    places = [
-        (number, token_layout(layer, size, sharded)) for number, run_layers in enumerate(layers) for layer in run_layers
-    ]
+    places = [(number, token_layout(layer, size, sharded)) for number, run in enumerate(layers) for layer in run]
     layout_of = [numbers.setdefault(place, len(numbers)) for place in places]
     if len(numbers) > MOST_LAYOUTS:
         raise TooWide(f"{len(numbers)} token layouts in {family} are more than {MOST_LAYOUTS}")
@@ -303,15 +300,9 @@ def _shape(family: PlanFamily) -> dict[str, Any]:
     """Size and schedule of the family's pipelines, as arguments of the core."""
     size = family.stages, family.micro_batches, family.chunks
     passes, runs = arrays(family.schedule, *size)
-    held = [
-        (stage, *moment) for stage in range(family.stages) for moment in chunks_in_flight(family.schedule, stage, *size)
-    ]
-    return {
-        "micro_batches": family.micro_batches,
-        "passes": passes,
-        "runs": runs,
-        "in_flight": np.array(held, dtype=np.int32),
-    }
+    held = [(stage, *at) for stage in range(family.stages) for at in chunks_in_flight(family.schedule, stage, *size)]
+    in_flight = np.array(held, dtype=np.int32)
+    return {"micro_batches": family.micro_batches, "passes": passes, "runs": runs, "in_flight": in_flight}
 
 
 def _layer_rows(

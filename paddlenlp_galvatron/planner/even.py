@@ -89,9 +89,7 @@ class EvenPlans:
             plain = [layer if experts else without_experts(layer) for experts in kinds]
             if not vocab or not all(each in groups for each, groups in zip(plain, twins, strict=True)):
                 continue
-            again = [
-                [twin for twin in groups[each] if twin.recompute] for each, groups in zip(plain, twins, strict=True)
-            ]
+            again = [[twin for twin in group[each] if twin.recompute] for each, group in zip(plain, twins, strict=True)]
             modules = [[each for each in group if each.recompute in MODULES] for group in again]
             hows = dict.fromkeys(each.recompute for each in again[-1] if each.recompute not in MODULES)
             choices = [[[each for each in group if each.recompute is how] for group in again] for how in hows]
@@ -175,10 +173,8 @@ class EvenCore:
         candidates = []
         for division in self._even.divisions(self._parts):
             layers = self._layers(division)
-            for counts in (
-                self._fewest(layers, least_memory=True),
-                *map(self._alike, [layers] * 2, (0, max(division))),
-            ):
+            alike = (self._alike(layers, count) for count in (0, max(division)))
+            for counts in (self._fewest(layers, least_memory=True), *alike):
                 if counts is not None:
                     candidates.append((max(self._stages_mib(counts)), division, counts))
         for mib, division, counts in sorted(candidates, key=lambda candidate: candidate[0]):
@@ -251,9 +247,7 @@ class EvenCore:
         least = self._fastest(layers)
         sync, parts = least[:, SYNC].reshape(shape).sum(axis=0), self._numbers(counts) if counts else least
         forward, backward = (way.reshape(shape) for way in parts[:, passes].T)
-        into, out_of = (
-            np.cumsum(way[0]) - way[0] + self._send_ms * np.arange(len(sync)) for way in (forward, backward)
-        )
+        into, out_of = (np.cumsum(ms[0]) - ms[0] + self._send_ms * np.arange(len(sync)) for ms in (forward, backward))
         stages = self._family.micro_batches * (forward + backward).sum(axis=0) + into
         return float(np.maximum(stages + sync, stages + out_of + sync[0]).max())
 

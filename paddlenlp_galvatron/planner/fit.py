@@ -16,6 +16,7 @@ from ..base import GIB, Note, UserError, no_note
 from ..base.limits import Layers, NodeLinks, Positive, Ranks, Samples, Size
 from ..cost_model import CostModel
 from ..options.foreign import Fate
+from ..options.group import split_numbers
 from ..options.model_options import SEQ, Model
 from ..options.prices import MEASURED_NETWORK, TWO_SOURCES, JobOptions, LimitOptions
 from ..plan import ModelShape, Products
@@ -26,7 +27,8 @@ from .branch_and_bound import Watch
 from .hints import Hint, fewer_gpus, hints, larger_batch
 from .options import BATCH, SearchOptions, TaskOptions
 from .question import Question, SharedTime, budget_gib, prices
-from .result import Candidate, Job, Need, price_of
+from .result import Candidate, Need
+from .whole_run import Job, price_of
 
 TOKENS = 1e9  # default number of tokens for days
 DEVICE = "h100-80gb"  # where neither the user nor a profile names one
@@ -38,18 +40,12 @@ _ALLREDUCE = r"allreduce_bandwidth_([1-9]\d{0,4})nodes_([1-9]\d{0,4})gpus_per_no
 MOST_NUMBERS = 32  # numbers of GPUs in one table
 
 
-def _numbers(value: object) -> object:
-    if isinstance(value, str):
-        return value.replace(" ", "").split(",")
-    return [value] if isinstance(value, int) else value
-
-
 def _names(value: object) -> object:
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1, max_length=MOST_NUMBERS)]
-GpuCounts = Annotated[tuple[Ranks, ...], BeforeValidator(_numbers), Field(min_length=1, max_length=MOST_NUMBERS)]
+GpuCounts = Annotated[tuple[Ranks, ...], BeforeValidator(split_numbers), Field(min_length=1, max_length=MOST_NUMBERS)]
 
 
 BF16 = "its times are those of bf16; others: galvatron search --mixed_precision"

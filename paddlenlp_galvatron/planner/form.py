@@ -124,9 +124,8 @@ def answer(form: Form, more: Mapping[str, Any], look_wider: bool = True) -> Answ
     with _about("profiles" if form.profiles else "search_options"):
         question = Question.of({name: value for name, value in values.items() if value is not None}, noted.append)
     result = question.search()
-    enough = (
-        _enough_nodes(form, more) if look_wider and not (form.profiles or result.best or result.undecided) else None
-    )
+    fixed = form.profiles or result.best or result.undecided
+    enough = _enough_nodes(form, more) if look_wider and not fixed else None
     notes, commands = tuple(dict.fromkeys(noted)), tuple(_commands(form, question.options, more))
     return Answer(question, result, notes, commands, enough)
 

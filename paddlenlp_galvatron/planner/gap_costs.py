@@ -9,10 +9,9 @@ from itertools import islice, product
 
 from ..base import GIB_MIB
 from ..model import Recompute
-from ..plan import DataParallel, LayerStrategy, Plan, Schedule, find_faults
+from ..plan import DataParallel, LayerStrategy, Plan, Schedule, even_stages, find_faults
 from ..plan.export import PROGRAMS, gaps
 from ..plan.fleet_layers import MODULES
-from ..plan.uniform import even_stages
 from .even import EvenPlans
 from .question import Question
 from .space import suited

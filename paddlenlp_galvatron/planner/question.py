@@ -12,20 +12,18 @@ from typing import Any
 from galvatron_dp_core import Cancel
 
 from ..base import GIB_MIB, Note, UserError, gib, no_note
-from ..cost_model import CostModel, Prediction, derive, load
-from ..cost_model.facts import PlanFacts
+from ..cost_model import CostModel, PlanFacts, Prediction, derive, load
 from ..options.model_options import SEQ, Model, ModelOptions
 from ..options.prices import JobOptions
-from ..plan import ModelShape, Plan
-from ..plan.assumption import Assumption
-from ..profiles import Device, Reserve, load_data_sheet
-from ..profiles.hardware import HardwareProfile
+from ..plan import Assumption, ModelShape, Plan
+from ..profiles import Device, HardwareProfile, Reserve, load_data_sheet
 from ..profiles.network import Network
 from .assumptions import assumptions_of, note_doubts
 from .branch_and_bound import Watch
 from .engine import search
 from .options import PATH_OPTIONS, SearchOptions
-from .result import Candidate, Job, SearchResult
+from .result import Candidate, SearchResult
+from .whole_run import Job
 
 LEAST_S = 0.5  # of a search, where those before it have used up the time
 

@@ -1,4 +1,4 @@
-"""The result of a search, and what a whole training takes with it: days, cost, checkpoints."""
+"""The result of a search: the best plan with its certificate, or the memory that one would need."""
 
 from __future__ import annotations
 
@@ -9,25 +9,19 @@ from itertools import groupby
 from math import ceil, floor, inf, log10
 from typing import Any, Self
 
-from ..base import GIB_MIB, MS_PER_S, GalvatronError, Infeasible, UserError, count, plain
+from ..base import GIB_MIB, MS_PER_S, GalvatronError, Infeasible, UserError, count
 from ..cost_model import CostModel
-from ..cost_model.costs import Prediction, StageMemory, Task
+from ..cost_model.costs import Prediction, StageMemory
 from ..model import joint_fingerprint
-from ..model.lora import factors_of
-from ..options.prices import JobOptions
-from ..plan import ModelShape, Plan
+from ..plan import Plan
 from ..plan.strategy import gap_of
-from ..profiles import Reserve, load_data_sheet
+from ..profiles import Reserve
 from .assumptions import assumptions_of
 from .options import MOST_CHUNKS, SearchOptions
 from .space import PlanFamily
-from .whole_run import DAY_S, HOUR_S, RESTART_S, Failures, WholeRun
 
 ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
-JOULES_OF_MWH = 3.6e9
 SHOWN_GAP = 0.0005  # share of a step; tables of gains show 0.1 %
-ENDLESS = "failures come faster than checkpoints, so the training would hardly end"
-STORED_BYTES = 12  # of a weight in a checkpoint: itself and two moments, in fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +96,7 @@ class Need:
         stage = totals.index(max(totals))
         memory = prediction.stages[stage].memory
         parts = dict(zip(_part_names(plan, stage), cost.stage_parts(plan, stage), strict=True))
-        held = [
-            count
-            for chunk, count in enumerate(cost.in_flight(plan, stage))
-            for _ in cost.chunk_parts(plan, stage, chunk)
-        ]
+        held = [n for chunk, n in enumerate(cost.in_flight(plan, stage)) for _ in cost.chunk_parts(plan, stage, chunk)]
 
         def most(mib: Mapping[str, float]) -> tuple[str, float]:
             return max(mib.items(), key=lambda item: item[1])
@@ -215,9 +205,7 @@ class SearchResult:
     lower_bound_s: float  # no plan of the best one's batch takes less, nor one of another batch less per sample
     search_time_s: float
     outcomes: Mapping[PlanFamily, FamilyOutcome]  # solved, or why not
-    bounds_s: Mapping[PlanFamily, float] = field(
-        default_factory=dict
-    )  # least step times of families rejected by theirs
+    bounds_s: Mapping[PlanFamily, float] = field(default_factory=dict)  # least step times of rejected families
     runners_up: tuple[Candidate, ...] = ()  # the best of other families, if top_k asks for them
     need: Need | None = None  # set where nothing fits
     fastest: Candidate | None = None  # fastest plan at the best batch
@@ -328,91 +316,6 @@ class SearchResult:
                 raise Infeasible("no plan fits: no strategy splits batch, heads and ranks evenly")
             raise Infeasible(f"no plan fits: {self.need}; use more GPUs")
         return self.best
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A whole training. None: not known, as nobody says the tokens, the price, the storage's speed or the failures."""
-
-    days: float | None  # of training on the tokens that were given, without failures
-    cost: float | None  # in the currency of the price, with failures where they are known
-    checkpoint_gb: float
-    save_s: float | None  # time to write a checkpoint
-    run: WholeRun | None = None  # the run with failures
-    endless: bool = False  # failures come faster than checkpoints
-    energy_mwh: float | None = None  # of the GPUs, at the limit of their power
-
-    @classmethod
-    def of(
-        cls,
-        options: JobOptions,
-        shape: ModelShape,
-        task: Task,
-        cluster: SearchOptions,
-        tokens_per_s: float | None,
-        usual: float | None = None,
-    ) -> Job:
-        """`tokens_per_s`: None where no plan fits. `usual`: tokens where nobody says how many. Raises UserError."""
-        tokens, price, speed = options.tokens or usual, price_of(options, cluster.device), options.save_gb_per_s
-        gpus, sheet = cluster.world_size, load_data_sheet(cluster.device) if cluster.device else None
-        seconds = options.num_train_epochs * tokens / tokens_per_s if tokens and tokens_per_s else None
-        stored_gb = _checkpoint_gb(shape, task)
-        run, mtbf_hours = None, options.mtbf_of(cluster.num_nodes, cluster.num_gpus_per_node)
-        if seconds and speed and mtbf_hours:
-            failures = Failures(mtbf_hours * HOUR_S, stored_gb / speed, options.restart_s or RESTART_S)
-            run = WholeRun.of(seconds, failures)
-        paid_s = run.days * DAY_S if run else None if options.mtbf_hours else seconds
-        return cls(
-            days=seconds / DAY_S if seconds else None,
-            cost=price * gpus * paid_s / HOUR_S if price and paid_s else None,
-            checkpoint_gb=stored_gb,
-            save_s=stored_gb / speed if speed else None,
-            run=run,
-            endless=bool(seconds and options.mtbf_hours and not run),
-            energy_mwh=sheet.watts.value * gpus * paid_s / JOULES_OF_MWH if sheet and sheet.watts and paid_s else None,
-        )
-
-    @property
-    def expected_days(self) -> float | None:
-        """With failures where they are known; None: not known, or the training would hardly end."""
-        return self.run.days if self.run else None if self.endless else self.days
-
-    def within(self, days: float | None) -> bool:
-        """Whether the training ends in so many days, where a limit is set."""
-        return days is None or (self.expected_days is not None and self.expected_days <= days)
-
-    @property
-    def checkpoint(self) -> str:
-        saved = f", {plain(self.save_s)} s to save" if self.save_s else ""
-        return f"a checkpoint has {plain(self.checkpoint_gb)} GB{saved}"
-
-    def __str__(self) -> str:
-        days = f"{plain(self.days)} days without failures" if self.days else ""
-        days = str(self.run) if self.run else ENDLESS if self.endless else days
-        cost = f"cost {self.cost:,.0f}" if self.cost else ""
-        energy = f"at most {plain(self.energy_mwh)} MWh for the GPUs" if self.energy_mwh else ""
-        return "; ".join(filter(None, (days, cost, energy, self.checkpoint)))
-
-
-def price_of(options: JobOptions, device: str | None) -> float | None:
-    """Price of a GPU for an hour; None: none is given. `device`: a data sheet. Raises UserError."""
-    prices = options.price_per_gpu_hour
-    if not isinstance(prices, dict):
-        return prices
-    named = {load_data_sheet(name).name: price for name, price in prices.items()}
-    price = named.get(load_data_sheet(device).name) if device else None
-    if price is None:
-        remedy = f"add {device}=PRICE" if device else "give one number, as profiles name no data sheet"
-        raise UserError(f"price_per_gpu_hour: {', '.join(prices)}: no price of {device or 'this device'}; {remedy}")
-    return price
-
-
-def _checkpoint_gb(shape: ModelShape, task: Task) -> float:
-    """GB of a checkpoint: the weights that learn, and their moments."""
-    learning = shape.parameters
-    if task.adapter_rank is not None:
-        learning = sum(kind.layers * factors_of(kind.layer, task.adapter_rank).parameters for kind in shape.kinds)
-    return learning * STORED_BYTES / 1e9
 
 
 def documented(

@@ -11,9 +11,8 @@ from galvatron_dp_core import Cancel
 from ..base import GIB_MIB, Infeasible, UserError
 from ..cost_model.facts import PlanFacts
 from ..model import Recompute
-from ..plan import Plan, require_valid
+from ..plan import Plan, even_stages, require_valid
 from ..plan.fleet_layers import MODULES
-from ..plan.uniform import even_stages
 from .even import EvenPlans
 from .hints import LEAST_GAIN
 from .origin import OriginOptions, origin_of
@@ -98,9 +97,8 @@ def _relisted(plan: Plan, question: Question) -> Plan:
         for kind in cost.models
     ]
     least_ms, best = inf, plan
-    for strategies in (
-        even.spaces(of_types, [plan.vocab], family) if not any(each.offload for each in plan.layers) else ()
-    ):
+    offloads = any(each.offload for each in plan.layers)
+    for strategies in () if offloads else even.spaces(of_types, [plan.vocab], family):
         time_ms, _, _, division, choice = even.core(family, strategies).solve(least_ms, 0, Cancel(), 0.0)
         if division:
             least_ms, best = time_ms, strategies.plan(family, 0, division, choice, plan)

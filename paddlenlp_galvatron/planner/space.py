@@ -260,9 +260,7 @@ class Space:
 
     def layers(self, family: PlanFamily) -> list[LayerStrategy]:
         """Strategies of one layer."""
-        layers = [
-            layer for degrees in self._degrees(family, "tp") for layer in self._layers_of(family.stage_size, degrees)
-        ]
+        layers = [layer for split in self._degrees(family, "tp") for layer in self._layers_of(family.stage_size, split)]
         layers = [*layers, *self._offloaded(layers, family)]
         if not self._one_layer.experts:
             return layers

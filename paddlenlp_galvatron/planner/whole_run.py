@@ -1,4 +1,5 @@
-"""A whole training with failures: expected time and its range, the interval between checkpoints, spare nodes.
+"""A whole training: days, cost and checkpoints; with failures the expected time and its range, the interval between
+checkpoints, spare nodes.
 
 Failures come at a constant rate, as those of many parts of any age together do. Frequent early failures (Weibull times
 of shape 0.7) leave the mean as it is, but only seven runs of ten are then within the range of nine of ten. A failure
@@ -12,13 +13,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, exp, expm1, inf, sqrt
 
-from ..base.text import plain
+from ..base import UserError, plain
+from ..cost_model.costs import Task
+from ..model.lora import factors_of
+from ..options.prices import JobOptions
+from ..plan import ModelShape
+from ..profiles import load_data_sheet
+from .options import SearchOptions
 
 DAY_S, HOUR_S = 24 * 3600, 3600
 RESTART_S = 600.0  # assumed where nobody says it: a failure detected, ranks started, a checkpoint loaded
 REPAIR_HOURS = 24.0  # assumed: how long a failed node is away
 NINE_OF_TEN = 1.645  # standard deviations on each side of the mean
 LONGEST = 50.0  # mean times between failures between two checkpoints, beyond which no run ends
+JOULES_OF_MWH = 3.6e9
+ENDLESS = "failures come faster than checkpoints, so the training would hardly end"
+STORED_BYTES = 12  # of a weight in a checkpoint: itself and two moments, in fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +118,88 @@ def spare_nodes(away: float, sure: float = 0.95) -> int:
         term *= away / nodes
         total += term
     return nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A whole training. None: not known, as nobody says the tokens, the price, the storage's speed or the failures."""
+
+    days: float | None  # of training on the tokens that were given, without failures
+    cost: float | None  # in the currency of the price, with failures where they are known
+    checkpoint_gb: float
+    save_s: float | None  # time to write a checkpoint
+    run: WholeRun | None = None  # the run with failures
+    endless: bool = False  # failures come faster than checkpoints
+    energy_mwh: float | None = None  # of the GPUs, at the limit of their power
+
+    @classmethod
+    def of(
+        cls,
+        options: JobOptions,
+        shape: ModelShape,
+        task: Task,
+        cluster: SearchOptions,
+        tokens_per_s: float | None,
+        usual: float | None = None,
+    ) -> Job:
+        """`tokens_per_s`: None where no plan fits. `usual`: tokens where nobody says how many. Raises UserError."""
+        tokens, price, speed = options.tokens or usual, price_of(options, cluster.device), options.save_gb_per_s
+        gpus, sheet = cluster.world_size, load_data_sheet(cluster.device) if cluster.device else None
+        seconds = options.num_train_epochs * tokens / tokens_per_s if tokens and tokens_per_s else None
+        stored_gb = _checkpoint_gb(shape, task)
+        run, mtbf_hours = None, options.mtbf_of(cluster.num_nodes, cluster.num_gpus_per_node)
+        if seconds and speed and mtbf_hours:
+            failures = Failures(mtbf_hours * HOUR_S, stored_gb / speed, options.restart_s or RESTART_S)
+            run = WholeRun.of(seconds, failures)
+        paid_s = run.days * DAY_S if run else None if options.mtbf_hours else seconds
+        return cls(
+            days=seconds / DAY_S if seconds else None,
+            cost=price * gpus * paid_s / HOUR_S if price and paid_s else None,
+            checkpoint_gb=stored_gb,
+            save_s=stored_gb / speed if speed else None,
+            run=run,
+            endless=bool(seconds and options.mtbf_hours and not run),
+            energy_mwh=sheet.watts.value * gpus * paid_s / JOULES_OF_MWH if sheet and sheet.watts and paid_s else None,
+        )
+
+    @property
+    def expected_days(self) -> float | None:
+        """With failures where they are known; None: not known, or the training would hardly end."""
+        return self.run.days if self.run else None if self.endless else self.days
+
+    def within(self, days: float | None) -> bool:
+        """Whether the training ends in so many days, where a limit is set."""
+        return days is None or (self.expected_days is not None and self.expected_days <= days)
+
+    @property
+    def checkpoint(self) -> str:
+        saved = f", {plain(self.save_s)} s to save" if self.save_s else ""
+        return f"a checkpoint has {plain(self.checkpoint_gb)} GB{saved}"
+
+    def __str__(self) -> str:
+        days = f"{plain(self.days)} days without failures" if self.days else ""
+        days = str(self.run) if self.run else ENDLESS if self.endless else days
+        cost = f"cost {self.cost:,.0f}" if self.cost else ""
+        energy = f"at most {plain(self.energy_mwh)} MWh for the GPUs" if self.energy_mwh else ""
+        return "; ".join(filter(None, (days, cost, energy, self.checkpoint)))
+
+
+def price_of(options: JobOptions, device: str | None) -> float | None:
+    """Price of a GPU for an hour; None: none is given. `device`: a data sheet. Raises UserError."""
+    prices = options.price_per_gpu_hour
+    if not isinstance(prices, dict):
+        return prices
+    named = {load_data_sheet(name).name: price for name, price in prices.items()}
+    price = named.get(load_data_sheet(device).name) if device else None
+    if price is None:
+        remedy = f"add {device}=PRICE" if device else "give one number, as profiles name no data sheet"
+        raise UserError(f"price_per_gpu_hour: {', '.join(prices)}: no price of {device or 'this device'}; {remedy}")
+    return price
+
+
+def _checkpoint_gb(shape: ModelShape, task: Task) -> float:
+    """GB of a checkpoint: the weights that learn, and their moments."""
+    learning = shape.parameters
+    if task.adapter_rank is not None:
+        learning = sum(kind.layers * factors_of(kind.layer, task.adapter_rank).parameters for kind in shape.kinds)
+    return learning * STORED_BYTES / 1e9

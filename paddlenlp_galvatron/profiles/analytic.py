@@ -9,18 +9,16 @@ reads of their backward (Paddle 3.3.1).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ..base.errors import UserError
-from ..base.units import FP32_BYTES, GB_PER_S, MIB
+from ..base import FP32_BYTES, MIB, UserError
 from ..model import Fused, ModelShape, Recompute, kinds_of, measured_fingerprint
 from ..model.layer import APART, MODULES, Kept
-from ..plan.mesh import divisors
 from ..plan.precision import Precision, Products
 from .computation import (
     EMBEDDING,
@@ -33,14 +31,11 @@ from .computation import (
     Shape,
     layer_part,
 )
-from .data_sheet import DataSheet, Device
-from .files import Fingerprint, Meta
-from .hardware import Collective, HardwareProfile, MessageGroup
+from .data_sheet import DataSheet
+from .files import Meta
 from .memory import STATE_BYTES, LayerMemory, MemoryProfile, Role, Variant, VocabMemory, VocabVariant
-from .network import collective_ms
 
 BATCHES = (1, 8)  # two, so that every time mode has its points
-MESSAGES_MIB = (1 / 64, 1 / 4, 1.0, 8.0, 32.0, 128.0, 1024.0)
 DEGREES = (1, 2, 4, 8, 16)
 # Calls into Paddle of a layer's forward pass with plain kernels and with fused ones, and what a recomputed layer's has
 # more: tests/runtime/test_python_per_layer.py.
@@ -83,50 +78,6 @@ class ExpertKernels(NamedTuple):
 
 GROUPED = ExpertKernels()
 ONE_BY_ONE = ExpertKernels(expert=6)  # for each of three products: its rows, and the product
-
-
-def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | None = None) -> HardwareProfile:
-    """Bandwidths and message times of a cluster of such nodes, all of whose links work at once."""
-    gpus = gpus_per_node or sheet.gpus_per_node
-    world = num_nodes * gpus
-    inside = sheet.link.value * sheet.link_efficiency.value * GB_PER_S
-    node = sheet.network.value * sheet.network_efficiency.value * GB_PER_S
-    adds = sheet.switch_efficiency
-    switch = sheet.link.value * adds.value * GB_PER_S if adds else None
-    groups = {(size, True): inside for size in divisors(gpus) if size > 1}
-    if num_nodes > 1:
-        groups[world, True] = min(node, inside)
-    messages = {
-        MessageGroup(kind, size, consecutive): {
-            mib: collective_ms(kind, size, nodes, mib, bandwidth, sheet.half_ranks.value, switch)
-            for mib in MESSAGES_MIB
-        }
-        for size, consecutive, nodes in _places(num_nodes, gpus)
-        for kind, bandwidth in _bandwidths(size, nodes, gpus, inside, node)
-    }
-    p2p = {
-        stages: inside if num_nodes == 1 else min(inside, node / min(world // stages, gpus))
-        for stages in divisors(world)
-        if stages > 1
-    }
-    messages |= {
-        MessageGroup(Collective.SEND, stages): {
-            mib: collective_ms(Collective.SEND, 2, min(num_nodes, 2), mib, bandwidth) for mib in MESSAGES_MIB
-        }
-        for stages, bandwidth in p2p.items()
-    }
-    return HardwareProfile(
-        num_nodes,
-        gpus,
-        groups,
-        p2p,
-        messages,
-        sheet.overlap_coe.value,
-        _meta(sheet, device_count=world),
-        overlap_by_kind={Collective.SEND: sheet.receive_coe.value},
-        tensor_in_pipeline=sheet.tensor_in_pipeline.value,
-        tensor_shown=sheet.tensor_shown.value,
-    )
 
 
 class Speed(NamedTuple):
@@ -265,7 +216,7 @@ def analytic_computation(
         # Backward has twice the kernels, but no Python.
         launch=PassTimes(launch_ms, launch_ms, launch_ms + checkpoint_ms),
         optimizer_ms_per_million=1e6 * optimizer_bytes / speed.bytes,
-        meta=_meta(sheet, model=measured_fingerprint(kinds), dtype=precision.value),
+        meta=Meta.derived(sheet, model=measured_fingerprint(kinds), dtype=precision.value),
     )
 
 
@@ -327,7 +278,7 @@ def analytic_memory(
             seq = end.seq_length or length
             of_role = _vocab_memory(first, last, role, precision, length, sequence_parallel, in_place)
             vocab.setdefault(VocabVariant(role, sequence_parallel), {})[seq] = of_role
-    meta = _meta(None, model=measured_fingerprint(kinds), dtype=precision.value)
+    meta = Meta.derived(None, model=measured_fingerprint(kinds), dtype=precision.value)
     return MemoryProfile(precision.value, first.hidden_size, first.heads, layers, vocab, masks, meta=meta)
 
 
@@ -426,27 +377,3 @@ def _on_a_rank(kept: Kept, heads: int, seq: int, tp: int, sequence_parallel: boo
     probabilities, sums = (0, heads) if Fused.ATTENTION in fused else (heads * seq, 0)
     scalars = kept.scalars / (tp if sequence_parallel else 1) + sums / tp
     return kept.on(tp, sequence_parallel) + probabilities / tp, scalars
-
-
-def _meta(sheet: DataSheet | None, **identity: Any) -> Meta:
-    device = Device.of(sheet) if sheet else None
-    origin = Fingerprint(device=sheet.device if sheet else None, **identity)
-    return Meta(analytic=True, fingerprint=origin, device=device)
-
-
-def _bandwidths(size: int, nodes: int, gpus: int, inside: float, node: float) -> Iterator[tuple[Collective, float]]:
-    """Bus bandwidth of each kind over `size` ranks on some nodes. All groups that cross a node's link at once share it.
-    A ring crosses it once for all ranks of a node; of an all-to-all each rank sends its tokens for other nodes."""
-    ring = inside if nodes == 1 else min(node * size / nodes / gpus, inside)
-    yield from ((kind, ring) for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER))
-    crossing = nodes > 1 and (1 - 1 / nodes) / (1 - 1 / size)  # share of the bytes that a rank sends
-    yield Collective.ALL_TO_ALL, min(node / gpus / crossing, inside) if crossing else inside
-
-
-def _places(num_nodes: int, gpus: int) -> Iterator[tuple[int, bool, int]]:
-    """Groups as (ranks, consecutive, nodes): ranks 0, 1, ..., and across nodes 0, W/n, 2 W/n, ... of all W, too."""
-    world = num_nodes * gpus
-    for size in divisors(world)[1:]:
-        yield size, True, -(-size // gpus)
-        if num_nodes > 1 and size < world:
-            yield size, False, len({rank * world // size // gpus for rank in range(size)})

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar
 
-from ..base.caching import once
-from ..base.errors import UserError
+from ..base import UserError, once
 from ..plan.mesh import Axis
 from .computation import EMBEDDING, HEAD, NOTHING, CommPointTimes, ComputationProfile, PassTimes, Shape, layer_part
 from .curves import Curve
@@ -69,12 +68,7 @@ class ComputeTimes:
             )
 
         def of(way: str) -> float:
-            ms_of = {
-                degree_measured: getattr(times, way).of(count, rows) for degree_measured, times in measured.items()
-            }
-            return (
-                ms_of[degree] if degree in ms_of else Curve.through((1 / d, ms) for d, ms in ms_of.items())(1 / degree)
-            )
+            return Curve.at_degree({d: getattr(times, way).of(count, rows) for d, times in measured.items()}, degree)
 
         forward, launch = of("forward"), of("launch")
         return PassTimes(forward, of("backward"), forward), PassTimes(launch, launch, launch)
@@ -101,14 +95,10 @@ class ComputeTimes:
 
     def _forward_points(self, module: str) -> dict[Shape, float]:
         """Whole times in ms of the files' plain keys (which hold times per sample)."""
-        times: Mapping[Shape, float] | None
-        if module in (EMBEDDING, HEAD):
-            times = self.profile.other_ms if module == HEAD else None
-            missing = "layertype_other" if module == HEAD else module
-        else:
-            times = self.profile.layer_ms.get(int(module.rpartition("_")[2]))
-            missing = module
+        layers = {layer_part(number): times for number, times in self.profile.layer_ms.items()}
+        times = self.profile.other_ms if module == HEAD else layers.get(module)
         if not times:
+            missing = "layertype_other" if module == HEAD else module
             raise UserError(
                 f"{missing}: no time in the computation profile; measure it with `galvatron profile computation`"
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -45,6 +45,13 @@ class Curve:
         right = bisect_left(xs, x)
         x0, x1, y0, y1 = xs[right - 1], xs[right], ys[right - 1], ys[right]
         return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+    @staticmethod
+    def at_degree(by_degree: Mapping[int, float], degree: int) -> float:
+        """Value at a degree: measured, or on the line in 1/degree, by which split parts fall."""
+        if degree in by_degree:
+            return by_degree[degree]
+        return Curve.through((1 / d, value) for d, value in by_degree.items())(1 / degree)
 
     @property
     def latency(self) -> float:

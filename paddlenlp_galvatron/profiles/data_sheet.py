@@ -11,13 +11,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from ..base.errors import UserError, plain_fault
+from ..base import LARGEST_OPTIONS, UserError, plain_fault, read_json
 from ..base.limits import Positive, Ranks, gb_per_s
-from ..base.reading import LARGEST_OPTIONS, read_json
 from ..model import ModelShape
 from ..model.shape import flops_per_token
-from ..plan.precision import Precision
-from ..plan.strategy import Assumptions, Plan
+from ..plan import Assumptions, Plan, Precision
 
 LEAST, MOST = 1e-3, 1e9  # of a figure in its unit: far beyond any device, and no price of them is 0 or without end
 FOLDERS = (Path(__file__).parents[2] / "configs" / "nodes", Path(__file__).parents[1] / "nodes")
@@ -160,10 +158,8 @@ class DataSheet(BaseModel):
     def is_named(self, name: str) -> bool:
         """Whether this is the sheet's name, the beginning of it, or a driver's full name of the device, in any
         spelling."""
-        plain = _plain(name)
-        return bool(plain) and (
-            _plain(self.name).startswith(plain) or plain in map(_plain, (self.device, *self.drivers))
-        )
+        word = _plain(name)
+        return bool(word) and (_plain(self.name).startswith(word) or word in map(_plain, (self.device, *self.drivers)))
 
     @field_validator("*")
     @classmethod

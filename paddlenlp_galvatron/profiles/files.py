@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..base import MIB, UserError
 from ..base.reading import digest, read_json
 from ..base.writing import write_text
-from .data_sheet import Device, sheet_of_driver
+from .data_sheet import DataSheet, Device, sheet_of_driver
 from .raw_runs import Dialect
 from .schema import META_KEY as META_KEY
 from .schema import Content
@@ -51,6 +51,13 @@ class Meta(BaseModel):
         default_factory=dict, description="per key of the file: interquartile range / median of its repetitions"
     )
     flags: dict[str, str] = Field(default_factory=dict, description="keys of the file whose number cannot be, and why")
+
+    @classmethod
+    def derived(cls, sheet: DataSheet | None, **identity: Any) -> Meta:
+        """The meta of a profile that comes from a data sheet, or from the model's shape alone."""
+        device = Device.of(sheet) if sheet else None
+        origin = Fingerprint(device=sheet.device if sheet else None, **identity)
+        return cls(analytic=True, fingerprint=origin, device=device)
 
     @property
     def extra(self) -> dict[str, Any]:

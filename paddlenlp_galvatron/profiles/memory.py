@@ -229,9 +229,7 @@ def _of_each(entries: Mapping[Any, Mapping[int, Any]], name: str) -> dict[Any, d
         values: Mapping[Any, Any] = getattr(entry, attribute)
         return values.get(parts, {}) if parts else values
 
-    by_key = {
-        key: {seq: mib for seq, entry in lengths.items() if (mib := of(entry))} for key, lengths in entries.items()
-    }
+    by_key = {key: {seq: mib for seq, entry in of_key.items() if (mib := of(entry))} for key, of_key in entries.items()}
     return {key: lengths for key, lengths in by_key.items() if lengths}
 
 

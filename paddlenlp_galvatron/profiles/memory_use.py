@@ -7,8 +7,7 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import TypeVar
 
-from ..base.caching import once
-from ..base.errors import UserError
+from ..base import UserError, once
 from ..model import Recompute
 from ..model.layer import apart
 from .curves import Curve
@@ -129,7 +128,7 @@ class MemoryUse:
 
     def vocab_states_mib(self, role: Role, tp: int) -> float:
         """Weights of the vocabulary layers on one rank at 16 bytes each."""
-        lengths, _ = self._vocab(role, True)
+        lengths = self._vocab(role, True)
         return _at_degree("model_states", lengths[max(lengths)].states_mib, tp, split=True)
 
     def vocab_activation_mib(
@@ -137,18 +136,18 @@ class MemoryUse:
     ) -> tuple[float, float]:
         """Activations of the vocabulary layers for `samples` samples of the vtp group: at the loss's peak, and kept by
         each micro-batch in flight (the same where only the peak is known)."""
-        lengths, split = self._vocab(role, sequence_parallel)
+        lengths = self._vocab(role, sequence_parallel)
         name = f"other_memory ({role} stage).activation"
 
         def peak_of(memory: VocabMemory) -> float:
             constant = _at_degree(name, memory.peak_constant_mib or {1: 0.0}, tp, split=True)
-            return constant + samples * _at_degree(name, memory.peak_mib or memory.activation_mib, tp, split)
+            return constant + samples * _at_degree(name, memory.peak_mib or memory.activation_mib, tp, split=True)
 
         peak = self._over_lengths(name, lengths, seq, peak_of)
         measured = {length: memory for length, memory in lengths.items() if memory.kept_mib}
         if not measured:
             return peak, peak
-        kept = samples * self._over_lengths(name, measured, seq, lambda m: _at_degree(name, m.kept_mib, tp, split))
+        kept = samples * self._over_lengths(name, measured, seq, lambda m: _at_degree(name, m.kept_mib, tp, True))
         return peak, min(kept, peak)
 
     def _layer(self, layer_type: int, sequence_parallel: bool) -> tuple[Mapping[int, LayerMemory], bool]:
@@ -159,11 +158,11 @@ class MemoryUse:
                 return (lengths if sp == sequence_parallel else _unsplit(lengths)), sequence_parallel
         raise _missing_layer(layer_type)
 
-    def _vocab(self, role: Role, sequence_parallel: bool) -> tuple[Mapping[int, VocabMemory], bool]:
+    def _vocab(self, role: Role, sequence_parallel: bool) -> Mapping[int, VocabMemory]:
         for sp in (sequence_parallel, not sequence_parallel):
             lengths = self.profile.vocab.get(VocabVariant(role, sp))
             if lengths:
-                return lengths, True
+                return lengths
         raise UserError(
             f"other_memory: the memory profile does not say what the vocabulary layers take on the {role} stage; "
             "measure it with `galvatron profile memory`" + ("" if role == "only" else " or search with max_pp_deg 1")
@@ -201,14 +200,12 @@ def _unsplit(lengths: Mapping[int, LayerMemory]) -> dict[int, LayerMemory]:
 
 def _at_degree(name: str, by_degree: Mapping[int, float], degree: int, split: bool) -> float:
     """Value at a degree: measured, or on the line in 1/degree. `split`: one point gives all (everything is split)."""
-    if degree in by_degree:
-        return by_degree[degree]
-    if not by_degree or (len(by_degree) == 1 and not split):
+    if not by_degree or (len(by_degree) == 1 and not split and degree not in by_degree):
         raise UserError(
             f"{name}: degree {degree} without Megatron-SP does not follow from degree {', '.join(map(str, by_degree))} "
             "alone; measure it with `galvatron profile memory` or search with sequence_parallel"
         )
-    return Curve.through((1 / d, mib) for d, mib in by_degree.items())(1 / degree)
+    return Curve.at_degree(by_degree, degree)
 
 
 def _missing_layer(layer_type: int) -> UserError:

@@ -141,10 +141,8 @@ def _is_consecutive(path: Path, kind: Collective, size: int, hosts: int, num_nod
     strided_hosts = len({rank * world // size // gpus_per_node for rank in range(size)})
     if world % size == 0 and hosts == ceil(size / gpus_per_node):
         return True
-    if world % size == 0 and hosts == strided_hosts and kind is not Collective.SEND:
-        return False
     if world % size == 0 and hosts == strided_hosts:
-        return True  # peers of neighbouring stages
+        return kind is Collective.SEND  # peers of neighbouring stages
     raise UserError(
         f"{path}: {size} ranks on {hosts} nodes are no group of {num_nodes} x {gpus_per_node} devices; "
         "correct num_nodes and num_gpus_per_node"

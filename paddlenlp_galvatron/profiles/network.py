@@ -12,10 +12,14 @@ from functools import cached_property
 from math import ceil, inf, log, log2
 from typing import NamedTuple
 
-from ..base.caching import once
-from ..base.errors import UserError
+from ..base import GB_PER_S, UserError, once
+from ..plan.mesh import divisors
 from .curves import Curve
+from .data_sheet import DataSheet
+from .files import Meta
 from .hardware import Collective, HardwareProfile, MessageGroup
+
+MESSAGES_MIB = (1 / 64, 1 / 4, 1.0, 8.0, 32.0, 128.0, 1024.0)
 
 
 class Place(NamedTuple):
@@ -85,9 +89,7 @@ class Network:
 
     def _measured(self, kind: Collective, spread: Place) -> list[tuple[float, float]]:
         """Measured (MiB, ms) of a group at this place; inside a node a strided one may stand in for a consecutive."""
-        groups = [
-            MessageGroup(kind, spread.size, consecutive) for consecutive in (spread.consecutive, not spread.consecutive)
-        ]
+        groups = [MessageGroup(kind, spread.size, side) for side in (spread.consecutive, not spread.consecutive)]
         for group in groups:
             times = self.profile.messages_ms.get(group)
             if times and self.measured_place(group.size, group.consecutive).nodes == spread.nodes:
@@ -123,11 +125,9 @@ class Network:
     @cached_property
     def _bandwidths(self) -> tuple[dict[Place, float], dict[Place, float]]:
         """Measured bandwidths in MiB/ms: inside a node, and across nodes."""
-        bandwidths = {
-            self.measured_place(*key): bandwidth for key, bandwidth in self.profile.allreduce_mib_per_ms.items()
-        }
-        inside = {group: bandwidth for group, bandwidth in bandwidths.items() if group.nodes == 1}
-        return inside, {group: bandwidth for group, bandwidth in bandwidths.items() if group.nodes > 1}
+        speeds = {self.measured_place(*key): speed for key, speed in self.profile.allreduce_mib_per_ms.items()}
+        inside = {group: speed for group, speed in speeds.items() if group.nodes == 1}
+        return inside, {group: speed for group, speed in speeds.items() if group.nodes > 1}
 
     @once
     def _send(self, stages: int) -> Curve:
@@ -224,9 +224,8 @@ def collective_ms(
     ways = [(us, factor * falls, share) for us, factor, share in _rings(kind, ranks, nodes, mib)]
     if kind is Collective.ALL_REDUCE:
         ways += _trees(ranks, nodes)
-        if (
-            switch_mib_per_ms and nodes == 1
-        ):  # all is sent up, and a rank's part of the sums comes down and goes up again
+        # A switch gets all, and a rank's part of the sums comes down and goes up again.
+        if switch_mib_per_ms and nodes == 1:
             ways.append((SWITCH_US, 1 + 1 / ranks, switch_mib_per_ms / bus_mib_per_ms))
     return min(us / 1e3 + mib * factor / (bus_mib_per_ms * share) for us, factor, share in ways)
 
@@ -258,3 +257,65 @@ def _trees(ranks: int, nodes: int) -> Iterator[tuple[float, float, float]]:
 
 def _inside_us(protocol: Protocol, nodes: int, steps: dict[str, dict[Protocol, float]]) -> float:
     return steps["nvlink"][protocol] * (LL_ACROSS_NODES if protocol is Protocol.LL and nodes > 1 else 1.0)
+
+
+def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | None = None) -> HardwareProfile:
+    """Bandwidths and message times of a cluster of such nodes, all of whose links work at once."""
+    gpus = gpus_per_node or sheet.gpus_per_node
+    world = num_nodes * gpus
+    inside = sheet.link.value * sheet.link_efficiency.value * GB_PER_S
+    node = sheet.network.value * sheet.network_efficiency.value * GB_PER_S
+    adds = sheet.switch_efficiency
+    switch = sheet.link.value * adds.value * GB_PER_S if adds else None
+    groups = {(size, True): inside for size in divisors(gpus) if size > 1}
+    if num_nodes > 1:
+        groups[world, True] = min(node, inside)
+    messages = {
+        MessageGroup(kind, size, consecutive): {
+            mib: collective_ms(kind, size, nodes, mib, bandwidth, sheet.half_ranks.value, switch)
+            for mib in MESSAGES_MIB
+        }
+        for size, consecutive, nodes in _places(num_nodes, gpus)
+        for kind, bandwidth in _bandwidths(size, nodes, gpus, inside, node)
+    }
+    p2p = {
+        stages: inside if num_nodes == 1 else min(inside, node / min(world // stages, gpus))
+        for stages in divisors(world)
+        if stages > 1
+    }
+    messages |= {
+        MessageGroup(Collective.SEND, stages): {
+            mib: collective_ms(Collective.SEND, 2, min(num_nodes, 2), mib, bandwidth) for mib in MESSAGES_MIB
+        }
+        for stages, bandwidth in p2p.items()
+    }
+    return HardwareProfile(
+        num_nodes,
+        gpus,
+        groups,
+        p2p,
+        messages,
+        sheet.overlap_coe.value,
+        Meta.derived(sheet, device_count=world),
+        overlap_by_kind={Collective.SEND: sheet.receive_coe.value},
+        tensor_in_pipeline=sheet.tensor_in_pipeline.value,
+        tensor_shown=sheet.tensor_shown.value,
+    )
+
+
+def _bandwidths(size: int, nodes: int, gpus: int, inside: float, node: float) -> Iterator[tuple[Collective, float]]:
+    """Bus bandwidth of each kind over `size` ranks on some nodes. All groups that cross a node's link at once share it.
+    A ring crosses it once for all ranks of a node; of an all-to-all each rank sends its tokens for other nodes."""
+    ring = inside if nodes == 1 else min(node * size / nodes / gpus, inside)
+    yield from ((kind, ring) for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER))
+    crossing = nodes > 1 and (1 - 1 / nodes) / (1 - 1 / size)  # share of the bytes that a rank sends
+    yield Collective.ALL_TO_ALL, min(node / gpus / crossing, inside) if crossing else inside
+
+
+def _places(num_nodes: int, gpus: int) -> Iterator[tuple[int, bool, int]]:
+    """Groups as (ranks, consecutive, nodes): ranks 0, 1, ..., and across nodes 0, W/n, 2 W/n, ... of all W, too."""
+    world = num_nodes * gpus
+    for size in divisors(world)[1:]:
+        yield size, True, -(-size // gpus)
+        if num_nodes > 1 and size < world:
+            yield size, False, len({rank * world // size // gpus for rank in range(size)})

@@ -90,9 +90,7 @@ class _Run:
     vocab_split: bool
     recompute: bool
     sp: bool
-    cells: dict[RunPoint, dict[Layers, dict[str, float]]] = field(
-        default_factory=dict
-    )  # -> first_ms, last_act, … in MiB
+    cells: dict[RunPoint, dict[Layers, dict[str, float]]] = field(default_factory=dict)  # -> MiB of first_ms, …
 
     def at(self, seq: str) -> tuple[int, Mapping[Layers, Mapping[str, float]]]:
         """Batch and runs of the smallest batch at a length."""

@@ -12,8 +12,7 @@ from rich.table import Table
 from ..base import GIB_MIB, gib
 from ..base.printing import table
 from ..cost_model.facts import MEMORY, TIME, PlanFacts, strategy_words
-from ..plan import Plan
-from ..plan.strategy import load_summary, runs
+from ..plan import Plan, load_summary, runs
 from ..planner.scale import Scaled
 
 

@@ -13,7 +13,8 @@ from ..cost_model import Prediction
 from ..cost_model.facts import COMMUNICATION, MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words
 from ..plan.strategy import load_summary
 from ..planner.explain import ASSUMED, INTERLEAVING, Explanation, OtherStrategy, WhatIf
-from ..planner.result import Candidate, Job
+from ..planner.result import Candidate
+from ..planner.whole_run import Job
 from .fit import in_words
 from .plan import assumed, assumed_summary, certificate, describe
 from .search import beside_fastest, layer_wise, layer_wise_summary, runner_up, shape_of
@@ -83,9 +84,8 @@ def changed_assumptions(explanation: Explanation) -> Iterator[str]:
     for item in explanation.what_ifs:
         if item.plan and item.name in (*ASSUMED, INTERLEAVING):
             more = [f"this plan takes {item.unchanged_s / step_s:.2f} x as long"] if item.unchanged_s else []
-            words = (
-                "this plan" if in_words(item.plan) == plan else f"{in_words(item.plan)}: {item.time_s / step_s:.2f} x"
-            )
+            best = in_words(item.plan)
+            words = "this plan" if best == plan else f"{best}: {item.time_s / step_s:.2f} x"
             verb = "found is" if item.is_open else "would be"
             yield f"{item.name}, {item.change}: {'; '.join([*more, f'the fastest {verb} {words}'])}"
 
@@ -109,20 +109,16 @@ def binding(explanation: Explanation) -> list[str]:
     if stages[busy].time_ms[term]:
         share = stages[busy].time_ms[term] / step_ms
         lines.append(f"communication of stage {busy}: mostly {TIME[term]}, {share:.1%} of the step")
-    if imbalance_ms := explanation.imbalance_ms:
-        share = imbalance_ms / step_ms
-        lines.append(
-            f"load imbalance of experts: {imbalance_ms:.4g} ms of a step, {share:.1%}, as {explanation.cost.load}"
-        )
+    if lost_ms := explanation.imbalance_ms:
+        share = lost_ms / step_ms
+        lines.append(f"load imbalance of experts: {lost_ms:.4g} ms of a step, {share:.1%}, as {explanation.cost.load}")
     lines += explanation.cost.options.task.notes(explanation.cost.has_experts)
     if (pieces := explanation.plan.vocab.pieces) > 1:
         vocab = replace(explanation.plan.vocab, pieces=1)
         whole = explanation.cost.predict(replace(explanation.plan, vocab=vocab))
         saved = whole.stages[-1].memory.total_mib - prediction.stages[-1].memory.total_mib
-        longer = prediction.time_s / whole.time_s - 1
-        lines.append(
-            f"loss in {pieces} pieces of tokens: saves {gib(saved)} GiB, and the step takes {longer:.1%} longer"
-        )
+        more = prediction.time_s / whole.time_s - 1
+        lines.append(f"loss in {pieces} pieces of tokens: saves {gib(saved)} GiB, and the step takes {more:.1%} longer")
     speeds = [item for item in explanation.what_ifs if item.name.startswith("links") and isfinite(item.time_s)]
     if speeds:
         link, faster = min(speeds, key=lambda item: item.time_s), explanation.faster

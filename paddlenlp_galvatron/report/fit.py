@@ -12,12 +12,11 @@ from rich.table import Table
 from ..base.printing import table
 from ..base.text import count, large, plain
 from ..base.units import GIB_MIB
-from ..plan import ModelShape, plan_to_dict
-from ..plan.strategy import Load, Plan, load_summary
+from ..plan import Load, ModelShape, Plan, load_summary, plan_to_dict
 from ..planner.fit import MORE_GIB, TOKENS, Fit, FitOptions
 from ..planner.hints import Hint
-from ..planner.result import ENDLESS
 from ..planner.spare import Spare
+from ..planner.whole_run import ENDLESS
 from ..profiles.data_sheet import Device, load_data_sheet
 from .plan import assumed, assumed_summary
 from .search import hint_line
@@ -174,12 +173,10 @@ def speeds(fits: Sequence[Fit], previous: Fit | None, shape: ModelShape, options
         column.min_width = max(len(str(column.header)), WIDTHS.get(str(column.header), 5))
     for fit in fits:
         row = _row(fit, None, shape, options)
-        row["times"] = (
-            fit.best.samples_per_s / previous.best.samples_per_s if previous and previous.best and fit.best else None
-        )
-        shown.add_row(
-            *(str(row[name.lower()] or "a device") for name in first), *(make(row) for make in columns.values())
-        )
+        last = previous and previous.best
+        row["times"] = fit.best.samples_per_s / last.samples_per_s if last and fit.best else None
+        begins = (str(row[name.lower()] or "a device") for name in first)
+        shown.add_row(*begins, *(make(row) for make in columns.values()))
         previous = fit
     return shown
 
@@ -277,13 +274,10 @@ def spare_lines(spares: Sequence[Spare], batch: int, folder: Path) -> Iterator[s
     """A row for each number of nodes, and how a run takes the plans."""
     shown = table("nodes", "GPUs", "samples/s", "lost", "lost a GPU", "plan", left=("plan",))
     for spare in spares:
-        speed = (
-            (f"{spare.samples_per_s:.4g}", f"{spare.lost:.1%}", f"{spare.lost_per_gpu:.1%}")
-            if spare.best
-            else ("-",) * 3
-        )
-        shown.add_row(
-            str(spare.nodes), str(spare.gpus), *speed, in_words(spare.best.plan) if spare.best else spare.why_not
-        )
+        facts = ["-", "-", "-", spare.why_not]
+        if spare.best:
+            speed = f"{spare.samples_per_s:.4g}", f"{spare.lost:.1%}", f"{spare.lost_per_gpu:.1%}"
+            facts = [*speed, in_words(spare.best.plan)]
+        shown.add_row(str(spare.nodes), str(spare.gpus), *facts)
     yield shown
     yield f"global batch {batch} kept; written: {folder}; galvatron train --spare {folder} takes the plan that fits"

@@ -11,15 +11,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..base import GIB_MIB, count, gib
-from ..base.errors import GalvatronError, Infeasible
-from ..base.reading import read_json
+from ..base import GIB_MIB, GalvatronError, Infeasible, count, gib, read_json
 from ..cost_model import MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words, timeline
 from ..cost_model.simulate import Span
 from ..model import preset_names
 from ..options.texts import text_of
-from ..plan import Plan, runs
-from ..plan.schedule import PassKind
+from ..plan import PassKind, Plan, runs
 from ..planner.explain import Explanation, FrontierPoint
 from ..planner.fit import DEVICE
 from ..planner.form import SEARCHED, UNSET, Answer, Form

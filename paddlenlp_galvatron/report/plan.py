@@ -13,11 +13,10 @@ from rich.text import Text
 
 from ..base.printing import table
 from ..base.text import count, gib, shortened
-from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
-from ..plan.assumption import Assumption
+from ..plan import Assumption, Axis, LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy, runs
 from ..plan.check import misfits
-from ..plan.mesh import STAGE, Axis
-from ..plan.strategy import Predicted, gap_of, runs, states_words
+from ..plan.mesh import STAGE
+from ..plan.strategy import Predicted, gap_of, states_words
 
 MOST_ROWS, LONGEST = 500, 2000  # of a table, and characters in one: it takes a second to print
 

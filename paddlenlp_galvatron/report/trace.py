@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from ..base.tracing import Event
 from ..base.units import US_PER_MS
 from ..cost_model import CostModel, LayerCost, Prediction, timeline
-from ..plan import Plan
-from ..plan.schedule import ByKind
+from ..plan import ByKind, Plan
 
 MOST_EVENTS = 200_000  # with the layers of every pass; a trace of more shows passes alone
 SHORTEST_MS = 1e-6  # shortest span that is shown

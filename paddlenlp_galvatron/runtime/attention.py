@@ -23,7 +23,7 @@ from paddle.nn.functional.flash_attention import flash_attention
 from paddlenlp.transformers.deepseek_v2.modeling import apply_rotary_pos_emb
 
 from ..launch.gpus import FLASH_VERSION, THIRD
-from ..model.latents import Latents
+from ..model.attention import Latents
 from ..plan.comm_points import CommPoint
 from . import device
 

@@ -164,7 +164,7 @@ def _plan_without_file(
     if not seq_length:
         raise UserError("seq_length: missing; give the sequence length, such as --seq_length 4096")
     assumed = Assumptions(seq_length=seq_length, **options.assumptions)
-    write_plan(uniform.plan(shape, world_size, assumed), folder / PLAN)
+    write_plan(uniform.plan(shape.layers, world_size, assumed, shape.dense_layers), folder / PLAN)
     note = f"one strategy for all layers, by {', '.join(names)}; a run writes {options.output_dir / PLAN}"
     return folder / PLAN, note
 

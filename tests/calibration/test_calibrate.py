@@ -12,7 +12,8 @@ from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.check.calibration.fit import MeasuredRun, calibrate, expected
 from paddlenlp_galvatron.check.calibration.sources import read_table
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, load_model, plan_id, uniform_plan, write_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, load_model, plan_id, write_plan
 from paddlenlp_galvatron.plan.file import plan_to_dict
 from paddlenlp_galvatron.profiles.data_sheet import DataSheet, load_data_sheet
 

@@ -22,7 +22,8 @@ from paddlenlp_galvatron.check.parity import parity
 from paddlenlp_galvatron.check.validation.accuracy import shortcomings
 from paddlenlp_galvatron.check.validation.work import ValidateOptions
 from paddlenlp_galvatron.cli.training_run import TrainingRun
-from paddlenlp_galvatron.plan import uniform_plan, write_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import write_plan
 
 FIT = "fit model.json --gpus=1 --seq_length=16 --json"
 TRAIN = "train plan.json --model_size=model.json --seq_length=16 --input_dir=random --max_steps=1 --output_dir=made"

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from plans import plan_fields
 
-from paddlenlp_galvatron.plan import Assumptions, Precision, json_schema, plan_id, plan_to_dict, read_plan, uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, Precision, json_schema, plan_id, plan_to_dict, read_plan
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.plan import Assumptions, ModelShape, Plan, Precision, uniform_plan, write_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, ModelShape, Plan, Precision, write_plan
 from paddlenlp_galvatron.training.paddlenlp.arguments import read_words
 from paddlenlp_galvatron.training.prepare import prepare
 

@@ -10,7 +10,8 @@ from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ, example, ex
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import StageSetting, load
-from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Precision, read_plan, uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Precision, read_plan
 from paddlenlp_galvatron.profiles import Fingerprint, Meta
 from paddlenlp_galvatron.profiles.files import allreduce_name, computation_name, memory_name
 

@@ -6,7 +6,7 @@ import pytest
 
 from paddlenlp_galvatron.cost_model.costs import CostOptions, LayerCost, PartMemory, States, Terms, Workspace
 from paddlenlp_galvatron.cost_model.stage_memory import memory_of, peak_mib
-from paddlenlp_galvatron.plan import uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
 from paddlenlp_galvatron.plan.schedule import Schedule, order, without_repeats
 
 LAYER = PartMemory(fixed_mib=10, gradient_mib=4, kept_mib=4, activation_mib=5, working_mib=3)

@@ -13,7 +13,8 @@ from small_model import small_config
 
 from paddlenlp_galvatron.base.errors import GalvatronError, UserError
 from paddlenlp_galvatron.base.writing import make_folder
-from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, write_plan
 from paddlenlp_galvatron.training.checkpoint.saving import Writer
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, verify, whole_checkpoints
 from paddlenlp_galvatron.training.paddlenlp.trainer import GalvatronTrainer

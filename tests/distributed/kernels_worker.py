@@ -18,7 +18,7 @@ from paddle.nn import functional
 from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.check.parity import parity_worker
 from paddlenlp_galvatron.check.parity.parity import batch_of, read_cases, small_case
-from paddlenlp_galvatron.plan import uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
 from paddlenlp_galvatron.runtime import experts, grouped, kernels
 from paddlenlp_galvatron.runtime.adapters.decoder import Adapter
 from paddlenlp_galvatron.runtime.engine import Engine

@@ -18,7 +18,8 @@ from statistics import median
 from typing import Any
 
 from paddlenlp_galvatron.launch.processes import launch
-from paddlenlp_galvatron.plan import Assumptions, ModelShape, Plan, plan_to_dict, uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, ModelShape, Plan, plan_to_dict
 from paddlenlp_galvatron.training.recipe import Recipe
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"  # of the ranks' program

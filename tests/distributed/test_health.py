@@ -9,7 +9,8 @@ pytest.importorskip("paddle")
 
 from small_model import small_config
 
-from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, write_plan
 
 MODEL = small_config(layers=1)
 STEP_S = 10.0  # no step of this model takes nearly as long

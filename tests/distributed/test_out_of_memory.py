@@ -19,7 +19,8 @@ from paddlenlp_galvatron.launch import faults, out_of_memory
 from paddlenlp_galvatron.launch.out_of_memory import ended_out_of_memory, is_out_of_memory, peak_mib_in
 from paddlenlp_galvatron.launch.processes import LaunchError, OutOfMemory, launch
 from paddlenlp_galvatron.launch.status import lost_a_peer
-from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, write_plan
 
 TIMEOUT_S = 600.0
 HELD_MIB = 130  # weights of either stage: half of 70 million, fp32

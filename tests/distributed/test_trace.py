@@ -9,7 +9,8 @@ pytest.importorskip("paddle")
 
 from small_model import MODEL
 
-from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, write_plan
 
 MICRO_BATCHES = 3
 

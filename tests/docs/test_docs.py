@@ -14,7 +14,7 @@ import pytest
 from paddlenlp_galvatron.cli.main import COMMANDS, commands
 from paddlenlp_galvatron.model.families import FAMILIES
 from paddlenlp_galvatron.plan import read_plan
-from paddlenlp_galvatron.plan.file import AssumedFields, GalvatronObject, StrategyFile
+from paddlenlp_galvatron.plan.fields import AssumedFields, GalvatronObject, StrategyFile
 from paddlenlp_galvatron.training.step_log import StepRecord
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,8 @@ from paddlenlp_galvatron.check.doctor import Files, Machine, examine
 from paddlenlp_galvatron.check.doctor.machine import PaddleFacts
 from paddlenlp_galvatron.check.findings import State
 from paddlenlp_galvatron.cli import doctor
-from paddlenlp_galvatron.plan import uniform_plan, write_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.profiles.files import Fingerprint, Meta
 
 H100 = "NVIDIA H100 80GB HBM3"

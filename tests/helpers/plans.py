@@ -10,7 +10,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.model.layer import PARTLY
-from paddlenlp_galvatron.plan import ModelShape, Recompute, Schedule, uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import ModelShape, Recompute, Schedule
 from paddlenlp_galvatron.plan.precision import Precision
 from paddlenlp_galvatron.plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy
 

@@ -17,7 +17,8 @@ from paddlenlp_galvatron.check.parity import parity_worker
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.launch.processes import devices_of
-from paddlenlp_galvatron.plan import Assumptions, ModelShape, uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, ModelShape
 from paddlenlp_galvatron.plan.communicators import all_to_alls
 from paddlenlp_galvatron.runtime import collectives, cpu_backend, device, engine
 from paddlenlp_galvatron.runtime.setup import ModelSetup

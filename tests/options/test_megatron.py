@@ -14,7 +14,6 @@ from paddlenlp_galvatron.base import UserError
 from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.options.group import read_words
 from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
-from paddlenlp_galvatron.plan.strategy import Assumptions
 
 MODEL = small_config(layers=4, hidden=64, inner=128, num_key_value_heads=2, vocab=256, length=64, rope_theta=1000000.0)
 MIXTRAL = MODEL | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
@@ -152,9 +151,9 @@ def test_the_size_of_a_chunk_gives_the_number_of_chunks(stages, chunks, size, mo
     assert options.given
     if more % (stages * size) or (stages == 1 and shape.layers > size):
         with pytest.raises(UserError, match=r"do not make up the \d+ layers|chunks of the only stage"):
-            options.plan(shape, stages, Assumptions())
+            options.plan(shape.layers, stages)
     else:
-        assert options.plan(shape, stages, Assumptions()).chunks == shape.layers // (stages * size)
+        assert options.plan(shape.layers, stages).chunks == shape.layers // (stages * size)
 
 
 @pytest.mark.parametrize(

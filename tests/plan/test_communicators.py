@@ -5,7 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddlenlp_galvatron.plan import ModelShape, uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import ModelShape
 from paddlenlp_galvatron.plan.communicators import exchanging, fused_loss_groups, in_rounds, stage_groups
 
 RANKS = st.lists(st.integers(0, 12), min_size=2, max_size=5, unique=True).map(lambda ranks: tuple(sorted(ranks)))

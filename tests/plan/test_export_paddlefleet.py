@@ -16,7 +16,7 @@ from plans import MODEL, plan, recomputing, valid_plans, with_layer
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.plan import Assumptions, Precision, Recompute
 from paddlenlp_galvatron.plan.export import FORMERS, fleet_arguments, fleet_notes
-from paddlenlp_galvatron.plan.file import StrategyFile
+from paddlenlp_galvatron.plan.fields import StrategyFile
 
 VERSION = "1.0.0"
 CLASSES = {

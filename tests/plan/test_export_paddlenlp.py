@@ -9,7 +9,7 @@ from plans import MODEL, plan, recomputing, valid_plans, with_layer
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, Precision, Recompute
 from paddlenlp_galvatron.plan.export import as_flags, stock_arguments, stock_notes
-from paddlenlp_galvatron.plan.file import StrategyFile
+from paddlenlp_galvatron.plan.fields import StrategyFile
 
 # Samples a rank and micro-batch, micro-batches, and what stands behind them.
 PRINTED = {

@@ -15,7 +15,8 @@ from plans import BAD_FIELDS, BAD_PLANS, MODEL, damaged, json_values, plan_field
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.plan import Recompute, uniform_plan, with_assumptions, with_defaults
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Recompute, with_assumptions, with_defaults
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.plan.file import json_schema, plan_from_dict, plan_to_dict, read_plan, write_plan
 from paddlenlp_galvatron.plan.mesh import EXCHANGE, SHARDING, Axis

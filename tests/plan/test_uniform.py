@@ -1,19 +1,17 @@
 """GLOBAL mode: one strategy for all layers."""
 
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import MODEL
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.options.aliases import canonical_name
-from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
-from paddlenlp_galvatron.plan import Recompute, Schedule, plan_from_dict, plan_to_dict, uniform_plan
+from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions, uniform_plan
+from paddlenlp_galvatron.plan import Recompute, Schedule, plan_from_dict, plan_to_dict
 from paddlenlp_galvatron.plan.check import find_faults
-from paddlenlp_galvatron.plan.strategy import Assumptions, DataParallel
+from paddlenlp_galvatron.plan.strategy import DataParallel
 from paddlenlp_galvatron.plan.uniform import even_stages
 
 
@@ -50,8 +48,9 @@ def test_experts_by_the_names_of_three_programs():
         uniform = DegreeOptions.from_values({name: 4}).onto(
             UniformOptions.from_values({"global_train_batch_size": 16}), 8
         )
-        assert uniform.plan(replace(MODEL, layers=4), 8, Assumptions()).layers[0].ep == 4
-    plan = uniform_plan(**few, global_ep_deg=4, global_tp_of_ep_deg=2, dense_layers=(0, 2))
+        assert uniform.plan(4, 8).layers[0].ep == 4
+    options = UniformOptions(global_train_batch_size=16, global_ep_deg=4, global_tp_of_ep_deg=2)
+    plan = options.plan(4, 8, dense_layers=(0, 2))
     assert [layer.experts[:2] for layer in plan.layers] == [(1, 1), (4, 2), (1, 1), (4, 2)]
 
 
@@ -59,7 +58,7 @@ def test_experts_by_the_names_of_three_programs():
 def test_paddlenlp_shards_in_parts_of_the_data_parallel_ranks(size, sharding):
     stated = {"sharding": "stage3", "sharding_parallel_degree": size, "tensor_parallel_degree": 2}
     uniform = DegreeOptions.from_values(stated).onto(UniformOptions.from_values({"global_train_batch_size": 16}), 8)
-    plan = uniform.plan(replace(MODEL, layers=4), 8, Assumptions())
+    plan = uniform.plan(4, 8)
     assert {layer.sharding for layer in plan.layers} == {plan.vocab.sharding} == {sharding}
 
 
@@ -87,10 +86,11 @@ def test_bad_options_are_refused_by_name(options, named):
     assert named in str(error.value)
 
 
-NUMBERS = ("layers", "world_size", "global_train_batch_size", "pp_deg", "global_tp_deg", "chunks", "vocab_tp")
+SIZES = dict.fromkeys(("layers", "world_size"), st.integers(1, 24))
+DEGREES = dict.fromkeys(("global_train_batch_size", "pp_deg", "global_tp_deg", "vocab_tp"), st.integers(-2, 24))
 
 
-@given(st.fixed_dictionaries(dict.fromkeys(NUMBERS, st.integers(-2, 24))))
+@given(st.fixed_dictionaries(SIZES | DEGREES))
 def test_any_numbers_make_a_plan_or_a_user_error(options):
     with suppress(UserError):
         assert find_faults(uniform_plan(**options)) == []

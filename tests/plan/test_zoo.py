@@ -56,8 +56,11 @@ def loaded(row: tuple, names: tuple[str, ...]) -> Plan:
     stated |= {"per_device_train_batch_size": samples, "gradient_accumulation_steps": batch // dp // samples}
     stated |= {"sharding": f"stage{zero}", "vocab_tp": degrees[0]}
     assumed = Assumptions(True, Precision.BF16, seq_length=length)
+    shape = load_model(model)
     of_paddlenlp = DegreeOptions.from_values(stated)
-    plan = of_paddlenlp.onto(UniformOptions.from_values(stated), gpus).plan(load_model(model), gpus, assumed)
+    plan = of_paddlenlp.onto(UniformOptions.from_values(stated), gpus).plan(
+        shape.layers, gpus, assumed, shape.dense_layers
+    )
     require_valid(plan, load_model(model))
     return plan
 

@@ -15,12 +15,12 @@ from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, load
 from paddlenlp_galvatron.plan.precision import NumberTypes
 from paddlenlp_galvatron.planner.fit import Fit, FitOptions, fit
 from paddlenlp_galvatron.planner.options import SearchOptions, TaskOptions
-from paddlenlp_galvatron.planner.result import Job
-from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
+from paddlenlp_galvatron.planner.whole_run import Job
+from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_memory
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
-from paddlenlp_galvatron.profiles.network import Network
+from paddlenlp_galvatron.profiles.network import Network, analytic_hardware
 
 SHEET = load_data_sheet("h100")
 SHAPE = load_model("llama2-7b")

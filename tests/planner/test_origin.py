@@ -9,7 +9,8 @@ from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, example
 
 from paddlenlp_galvatron.cost_model import CostOptions, Task
 from paddlenlp_galvatron.model import config_of
-from paddlenlp_galvatron.plan import uniform_plan, write_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.plan.precision import Precision
 from paddlenlp_galvatron.plan.strategy import Assumptions
 from paddlenlp_galvatron.planner import search

@@ -12,7 +12,8 @@ from paddlenlp_galvatron.cost_model import CostModel, load
 from paddlenlp_galvatron.cost_model.costs import Profiles
 from paddlenlp_galvatron.model import kinds_of
 from paddlenlp_galvatron.model.layer import PARTLY, Fused
-from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision
 from paddlenlp_galvatron.profiles import Collective, ComputationProfile, Meta, PassTimes, Variant, VocabVariant
 from paddlenlp_galvatron.profiles.analytic import (
     CHECKPOINT_CALLS,
@@ -20,7 +21,6 @@ from paddlenlp_galvatron.profiles.analytic import (
     LAYER_CALLS,
     ON_GPUS,
     analytic_computation,
-    analytic_hardware,
     analytic_memory,
     layer_numbers_per_token,
     recompute_saving_per_token,
@@ -28,7 +28,7 @@ from paddlenlp_galvatron.profiles.analytic import (
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import DataSheet, Device, data_sheets, load_data_sheet, sheet_of_driver
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
-from paddlenlp_galvatron.profiles.network import Network, Place
+from paddlenlp_galvatron.profiles.network import Network, Place, analytic_hardware
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files next to the checkout")

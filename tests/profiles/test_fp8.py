@@ -8,7 +8,8 @@ import pytest
 from paddlenlp_galvatron.base.units import MIB
 from paddlenlp_galvatron.cost_model.traffic import step_traffic_bytes
 from paddlenlp_galvatron.model import load_model
-from paddlenlp_galvatron.plan import Assumptions, Precision, uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, Precision
 from paddlenlp_galvatron.profiles import Variant
 from paddlenlp_galvatron.profiles.analytic import Speed, analytic_computation, analytic_memory
 from paddlenlp_galvatron.profiles.computation import PassKey, layer_part

@@ -6,12 +6,13 @@ import pytest
 
 from paddlenlp_galvatron.cost_model import derive
 from paddlenlp_galvatron.model import ModelShape
-from paddlenlp_galvatron.plan import Assumptions, Precision, load_model, uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, Precision, load_model
 from paddlenlp_galvatron.plan.comm_points import Collective
-from paddlenlp_galvatron.profiles.analytic import Speed, analytic_computation, analytic_experts, analytic_hardware
+from paddlenlp_galvatron.profiles.analytic import Speed, analytic_computation, analytic_experts
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
-from paddlenlp_galvatron.profiles.network import Network, Place
+from paddlenlp_galvatron.profiles.network import Network, Place, analytic_hardware
 
 H100 = load_data_sheet("h100")
 PEAK = H100.matmul_16bit.value * 1e12

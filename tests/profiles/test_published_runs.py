@@ -10,7 +10,8 @@ import pytest
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.check.calibration.fit import MeasuredRun, cost_of, expected
 from paddlenlp_galvatron.check.calibration.sources import Table, read_table
-from paddlenlp_galvatron.plan import Assumptions, Precision, load_model, uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, Precision, load_model
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
 ROOT = Path(__file__).parents[2]

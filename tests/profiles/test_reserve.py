@@ -9,15 +9,16 @@ from cost_examples import MODEL, SEQ
 from paddlenlp_galvatron.cost_model import CostModel
 from paddlenlp_galvatron.cost_model.costs import Profiles
 from paddlenlp_galvatron.options.model_options import Model
-from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, VocabStrategy, uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, VocabStrategy
 from paddlenlp_galvatron.plan.communicators import stage_groups
 from paddlenlp_galvatron.planner import SearchOptions
 from paddlenlp_galvatron.planner.question import on_device
-from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
+from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_memory
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import Device, load_data_sheet
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
-from paddlenlp_galvatron.profiles.network import Network
+from paddlenlp_galvatron.profiles.network import Network, analytic_hardware
 from paddlenlp_galvatron.profiles.reserve import (
     ALLOCATOR,
     COMMUNICATOR_MIB,

@@ -8,7 +8,8 @@ import pytest
 from plans import MODEL
 
 from paddlenlp_galvatron.model.shape import flops_per_token
-from paddlenlp_galvatron.plan import Assumptions, Plan, load_model, uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, Plan, load_model
 from paddlenlp_galvatron.profiles.data_sheet import Device
 from paddlenlp_galvatron.report.measured import Health
 

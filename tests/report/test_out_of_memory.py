@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from paddlenlp_galvatron.plan import Plan, uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Plan
 from paddlenlp_galvatron.report.measured import out_of_memory_report
 
 RECORDS = [{"peak_memory_mib": [900.0, 950.0, 700.0, 720.0]}, {"peak_memory_mib": [910.0, 940.0, 730.0, 700.0]}]

@@ -17,7 +17,8 @@ from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.check.gpu.kernels import CASES, ON_CPU, difference
 from paddlenlp_galvatron.measure.part import CheapWeights, FakeGroups
 from paddlenlp_galvatron.model import TRAINED
-from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform_plan, with_defaults
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, with_defaults
 from paddlenlp_galvatron.runtime import cross_entropy
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.adapters.qwen2 import HeadNorm

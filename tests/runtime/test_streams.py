@@ -227,7 +227,8 @@ from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.runtime.stage import Stage
 from paddlenlp_galvatron.check.parity.parity import batch_of, small_case
-from paddlenlp_galvatron.plan import Assumptions, uniform_plan
+from paddlenlp_galvatron.plan import Assumptions
+from paddlenlp_galvatron.options.uniform import uniform_plan
 reads = count_reads()
 engines = []
 for family, layers, chunks, full in (("qwen2_moe", 3, 2, 1), ("llama", 1, 1, 0)):

@@ -12,7 +12,8 @@ from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.options.aliases import ALIASES
 from paddlenlp_galvatron.options.foreign import FOREIGN
 from paddlenlp_galvatron.options.group import canonical_options
-from paddlenlp_galvatron.plan import read_plan, uniform_plan, write_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import read_plan, write_plan
 from paddlenlp_galvatron.training.prepare import GROUPS, prepare
 
 MODEL = SMALL | {"num_hidden_layers": 4, "max_position_embeddings": 64}

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.cli.training_run import KEPT, LogTail, RankNews
-from paddlenlp_galvatron.plan import plan_id, uniform_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import plan_id
 from paddlenlp_galvatron.report.measured import has_all_peaks, stage_peaks_mib
 from paddlenlp_galvatron.training import step_log
 from paddlenlp_galvatron.training.step_log import StepLog, append_event, new_event, peaks_to_log, read_log

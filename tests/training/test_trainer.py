@@ -16,7 +16,8 @@ from small_model import MODEL
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.process import stop_signals
-from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
+from paddlenlp_galvatron.options.uniform import uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, write_plan
 from paddlenlp_galvatron.training import loop as training_loop
 from paddlenlp_galvatron.training.checkpoint.stored import whole_checkpoints
 from paddlenlp_galvatron.training.paddlenlp.trainer import GalvatronTrainer

@@ -14,7 +14,8 @@ from ...base import GIB_MIB, UserError
 from ...base.reading import read_json, read_text
 from ...model import ModelShape, Recompute, load_model, preset_names
 from ...model.shape import flops_per_token
-from ...plan import Assumptions, DataParallel, Plan, Precision, plan_from_dict, read_plan, uniform_plan
+from ...options.uniform import UniformOptions
+from ...plan import Assumptions, DataParallel, Plan, Precision, plan_from_dict, read_plan
 from ...plan.uniform import even_stages
 from ...profiles.data_sheet import Stack, load_data_sheet, sheets_named
 from ...report.measured import WARM_UP_STEPS, stage_peaks_mib
@@ -173,10 +174,7 @@ def _plan(row: _Cells, shape: ModelShape, assumed: Assumptions, zero: int) -> Pl
     sharding = row.number("sharding_group")
     if ulysses := row.word("cp_kind") == "ulysses" and tp == 1:
         tp, cp = cp, 1
-    plan = uniform_plan(
-        layers=shape.layers,
-        dense_layers=shape.dense_layers,
-        world_size=gpus,
+    options = UniformOptions(
         pp_deg=pp,
         global_tp_deg=tp,
         vocab_tp=tp,
@@ -188,8 +186,8 @@ def _plan(row: _Cells, shape: ModelShape, assumed: Assumptions, zero: int) -> Pl
         global_ep_deg=ep,
         global_cp_deg=cp,
         global_sharding_deg=sharding if zero and sharding and sharding < ranks else None,
-        assumed=assumed,
     )
+    plan = options.plan(shape.layers, gpus, assumed, shape.dense_layers)
     return replace(plan, stages=even_stages(shape.layers, pp * chunks), chunks=chunks)
 
 

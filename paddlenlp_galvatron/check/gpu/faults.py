@@ -29,7 +29,8 @@ from ...launch.processes import LaunchError, OutOfMemory
 from ...measure.messages import message_mib, overlap_coefficient, overlapping_ranks
 from ...measure.stopwatch import Stopwatch
 from ...model import config_of
-from ...plan import DataParallel, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy, uniform_plan, write_plan
+from ...options.uniform import uniform_plan
+from ...plan import DataParallel, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy, write_plan
 from ...plan.comm_points import Collective
 from ...plan.communicators import DOWN, UP
 from ...plan.strategy import Assumptions

@@ -19,7 +19,8 @@ from ...launch.processes import LaunchError
 from ...measure.journal import Journal
 from ...measure.launcher import run_ranks
 from ...measure.options import HardwareOptions, ModelRun, PointOptions, runnable_degrees
-from ...plan import ModelShape, Plan, Precision, plan_to_dict, uniform_plan
+from ...options.uniform import uniform_plan
+from ...plan import ModelShape, Plan, Precision, plan_to_dict
 from ...profiles import Shape
 from ...training.recipe import Recipe
 from ..findings import Finding

@@ -137,20 +137,19 @@ def small_case(
     seed: int = 0,
     *,
     tied: bool = False,
-    kv_heads: int | None = None,
     vocabulary: int = VOCABULARY,
     packed: bool = False,
     lora_rank: int = 0,
     loss: str = "",
-    dense_layers: tuple[int, ...] = (),
-    mtp_layers: int = 0,
+    **of_shape: Any,
 ) -> Case:
-    """A case for a plan: the smallest model that all its degrees split, with GQA where the family uses it."""
+    """A case for a plan: the smallest model that all its degrees split, with GQA where the family uses it. `of_shape`:
+    other fields of `ModelShape`."""
     parts = (*plan.layers, plan.vocab)
     degrees = lcm(*(strategy.degree for strategy in parts))
     heads = 2 * max(degrees, 2)
     traits = FAMILIES[family]
-    kv_heads = kv_heads or heads // traits.heads_per_kv_head
+    kv_heads = of_shape.pop("kv_heads", None) or heads // traits.heads_per_kv_head
     if heads % kv_heads:
         raise UserError(f"kv_heads: {heads} heads do not share {kv_heads} kv heads evenly")
     chunks = (strategy.degree * prod(chunks_of_a_sample(*axis) for axis in strategy.beside) for strategy in parts)
@@ -168,9 +167,7 @@ def small_case(
         max_position_embeddings=seq_length,
         tied_embeddings=tied,
         initializer_range=0.1,
-        dense_layers=dense_layers,
-        mtp_layers=mtp_layers,
-        **{**traits.example, **(_experts(plan, traits) if traits.mixture else {})},
+        **{**traits.example, **(_experts(plan, traits) if traits.mixture else {}), **of_shape},
     )
     plan = replace(plan, assumed=replace(plan.assumed, seq_length=seq_length))
     require_valid(plan, shape)
