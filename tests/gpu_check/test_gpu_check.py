@@ -429,13 +429,12 @@ def test_only_what_a_check_wrote_is_removed_and_two_never_share_a_folder(tmp_pat
 
 
 def test_faults_are_tried_on_cpu_processes(tmp_path, galvatron):
-    parts = "resume,memory,later"
-    ran = galvatron("gpu-check", "--parts", parts, "--nproc", 2, "--output", tmp_path / "out", "--json")
+    ran = galvatron("gpu-check", "--parts", "resume,later", "--nproc", 2, "--output", tmp_path / "out", "--json")
     result = json.loads(ran.out)
     assert ran.code == 0 and result["result"] == "ok", ran.out + ran.err
-    wanted = [("resume", "ok"), ("memory", "ok"), ("later", "ok"), ("later", "ok")]
+    wanted = [("resume", "ok"), ("later", "ok"), ("later", "ok")]
     assert [(one["part"], one["state"]) for one in result["findings"]] == wanted
-    assert all("rank 1 ran out of memory" in result["findings"][number]["found"] for number in (1, 3))
+    assert "rank 1 ran out of memory" in result["findings"][2]["found"]
 
 
 def test_kernels_and_what_runs_beside_messages_are_tried_on_cpu_processes(tmp_path, galvatron):
@@ -459,6 +458,7 @@ def test_kernels_and_what_runs_beside_messages_are_tried_on_cpu_processes(tmp_pa
         ("schedules", {State.OK: len(list(schedule_cases(2))), State.SKIPPED: 1}),
         ("prediction", {State.OK: 11, State.INFO: 5, State.SKIPPED: 1}),
         ("stock", {State.INFO: 3}),
+        ("memory", {State.OK: 1}),
     ],
 )
 def test_all_parts_run_on_cpu_processes(tmp_path, galvatron, part, states):
