@@ -44,13 +44,13 @@ HTML = '<pre style="white-space:pre;overflow-x:auto;line-height:1.3">{code}</pre
 
 
 class Shown:
-    """Shown as a table in a notebook, and as one line in Python."""
+    """A result that is shown as a table in a notebook and as one line in Python."""
 
     def _parts(self) -> Sequence[Any]:
         raise NotImplementedError
 
     def show(self) -> None:
-        """Print all of it."""
+        """Print the whole result."""
         Console(width=WIDE).print(*self._parts(), sep="\n")
 
     def _repr_html_(self) -> str:
@@ -61,7 +61,7 @@ class Shown:
 
 @dataclass(frozen=True, repr=False)
 class PlanFile(Shown):
-    """A plan as its file states it: the split of a model, layer by layer."""
+    """A plan file's content: the parallelism of a model, layer by layer."""
 
     strategy: plans.Plan  # plan.strategy.Plan, with the fields below
 
@@ -138,7 +138,7 @@ class Found(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Explained(Shown):
-    """An answer of `explain`; `summary` has it as `galvatron explain --json` does."""
+    """An answer of `explain`; `summary` is the output of `galvatron explain --json`."""
 
     explanation: Explanation  # the source of `summary`
     notes: tuple[str, ...] = ()  # like those of a search
@@ -161,7 +161,7 @@ def _as_notes(notes: Iterable[str]) -> list[str]:
 
 
 def _listing(*groups: type[Options]) -> Callable[[Answering], Answering]:
-    """Lists the options of these groups in the help of the decorated function."""
+    """Add the options of these groups to the docstring of the decorated function."""
 
     def add(function: Answering) -> Answering:
         owners = {name: group for group in groups for name in group.model_fields}

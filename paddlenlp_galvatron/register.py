@@ -6,6 +6,6 @@ from .runtime.groups import prepare_world
 from .training.paddlenlp.arguments import GalvatronTrainingArguments
 from .training.paddlenlp.trainer import GalvatronTrainer
 
-prepare_world()  # PaddleNLP's arguments start it
+prepare_world()  # before PaddleNLP's arguments initialize the process group
 paddlenlp.trainer.GalvatronTrainer = GalvatronTrainer
 paddlenlp.trainer.GalvatronTrainingArguments = GalvatronTrainingArguments

@@ -1,8 +1,9 @@
 """The base of every package. It imports no other package.
 
-`errors` end a command; `limits` bound numbers of users and files. Files from outside: `file_kind`, `reading`. Files of
-ours: `writing`, with its lock. Terminal: `printing`, `text`; `process` for signals, streams that end, and work in a
-process with limits. `processor` has its instructions. `tracing` writes Chrome traces; `caching` keeps results.
+`errors` end a command; `limits` bound the numbers that users and files may give. `file_kind` and `reading` read files
+from outside; `writing` writes our files under a lock. Terminal: `printing`, `text`; `process` for signals, closed
+streams and work in a process with limits. `processor` lists the CPU's instructions. `tracing` writes Chrome traces;
+`caching` keeps results.
 """
 
 from .caching import once

@@ -7,8 +7,8 @@ T = TypeVar("T")
 
 
 def in_buckets(members: Iterable[T], sizes: Sequence[int], limit: int) -> list[list[T]]:
-    """Members in order, in buckets of at most `limit` in all, or of one larger member. A bucket is closed when the next
-    member does not fit."""
+    """The members in order, in buckets whose total is at most `limit`; a larger member has a bucket to itself. A bucket
+    is closed when the next member does not fit."""
     buckets: list[list[T]] = []
     filled = 0
     for member, size in zip(members, sizes, strict=True):

@@ -9,5 +9,5 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def once(method: Method) -> Method:
-    """`functools.cache` of a method: each object keeps its own results, by the arguments."""
+    """`functools.cache` for a method: each object keeps its own results, keyed by the arguments."""
     return cast(Method, cached_property(lambda owner: cache(MethodType(method, owner))))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 E = TypeVar("E", bound=StrEnum)
-MOST_FAULTS = 20  # refused together
+MOST_FAULTS = 20  # faults listed in one message
 
 
 class GalvatronError(Exception):
@@ -19,13 +19,13 @@ class GalvatronError(Exception):
 
 
 class UserError(GalvatronError):
-    """Bad input: one line a fault, each saying what is wrong, where, and what to do (exit code 2)."""
+    """Bad input (exit code 2). Each line names one fault, its place and its remedy."""
 
     exit_code = 2
 
     def __init__(self, faults: str | Iterable[str]):
         faults = (faults,) if isinstance(faults, str) else faults
-        lines = (" ".join(fault.splitlines()) for fault in faults)  # the user's own words may have line ends
+        lines = (" ".join(fault.splitlines()) for fault in faults)  # text quoted from the user may contain line ends
         self.faults = tuple(dict.fromkeys(lines))  # each once
         super().__init__("\n".join(self.faults))
 
@@ -33,12 +33,12 @@ class UserError(GalvatronError):
         return type(self), (self.faults,)  # sent between ranks line by line
 
 
-# Types of pydantic's errors in our words; {} is a value of the error's context.
+# pydantic's error types and our messages for them; {} is a value from the error's context.
 PLAIN: dict[str, str] = json.loads(Path(__file__).with_name("plain_errors.json").read_text())
 
 
 def plain_fault(error: Mapping[str, Any]) -> str:
-    """One of pydantic's errors in plain words, without the field's name."""
+    """The message for an error of pydantic, without the field's name."""
     if plain := PLAIN.get(error["type"]):
         context = {name: re.sub("'", "", str(value)) for name, value in error.get("ctx", {}).items()}
         return plain.format(**context)
@@ -79,14 +79,14 @@ class Infeasible(GalvatronError):
 
 
 class Faults:
-    """Faults gathered so that they are refused once, with all reasons."""
+    """Gathers faults so that one UserError reports them all."""
 
     def __init__(self) -> None:
         self._found: list[str] = []
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """A UserError raised inside waits for `require_none`."""
+        """Gather a UserError raised inside; `require_none` raises it later."""
         try:
             yield
         except UserError as error:

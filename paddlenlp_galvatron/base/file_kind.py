@@ -1,4 +1,4 @@
-"""Kinds of files, recognised by their first bytes, as a name may say anything."""
+"""Kinds of files, recognised by their first bytes, because a file name may be wrong."""
 
 import codecs
 import json
@@ -14,11 +14,11 @@ class Kind(NamedTuple):
 
     fault: str  # "is a PDF", for errors
     remedy: str
-    codec: str | None = None  # of compression, as pyarrow calls those that it can decompress
+    codec: str | None = None  # pyarrow's name of the compression, where pyarrow can decompress it
     encoding: str | None = None  # Python's name of the text's encoding
 
 
-# Beginnings are bytes as characters of Latin-1. The first kind that fits counts.
+# First bytes, written as Latin-1 characters. The first kind that matches is used.
 _ROWS = json.loads(Path(__file__).with_name("file_kinds.json").read_text())
 BEGINNINGS = {
     begin.encode("latin-1"): Kind(row["fault"], row["remedy"], row.get("codec"))
@@ -27,8 +27,8 @@ BEGINNINGS = {
 }
 PARQUET = BEGINNINGS[b"PAR1"]
 TAR = Kind("is an archive (tar)", "unpack it and name the files inside")
-NULS = Kind("has NUL bytes, as no text has", "is it the right file, and whole?")
-BYTE_ORDER_MARKS = {  # UTF-32 first: its mark begins as that of UTF-16
+NULS = Kind("has NUL bytes, which text never has", "is it the right file, and whole?")
+BYTE_ORDER_MARKS = {  # UTF-32 first: its mark starts with the mark of UTF-16
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
@@ -38,8 +38,8 @@ WIDE = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
 
 
 def kind_of(head: bytes) -> Kind | None:
-    """The kind of a file that begins with `head`, HEAD_BYTES or all of it; None: nothing shows that it is not text
-    in UTF-8, with or without its byte order mark, or in another encoding that extends ASCII."""
+    """The kind of a file whose first HEAD_BYTES (or all bytes) are `head`. None: it may be text in UTF-8, with or
+    without a byte order mark, or in another encoding that extends ASCII."""
     for beginning, kind in BEGINNINGS.items():
         if head.startswith(beginning):
             return kind
@@ -58,7 +58,8 @@ def _text_in(encoding: str) -> Kind:
 
 
 def _reads_as(head: bytes, encoding: str) -> bool:
-    """Whether all characters are printable or white space, and any is ASCII: in the other byte order, none is."""
+    """Whether all characters are printable or white space and at least one is ASCII; in the wrong byte order none
+    is."""
     try:
         text = codecs.getincrementaldecoder(encoding)().decode(head)  # the last character may be cut off
     except UnicodeDecodeError:

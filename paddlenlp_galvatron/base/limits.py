@@ -14,7 +14,7 @@ MOST_SAMPLES = 1_000_000
 MOST_SIZE = 2**24  # of hidden size, heads, words of a vocabulary, sequence length
 MOST_TRAINED = 1_000_000  # tokens of a tokenizer; memory is set aside for them, and the largest published have 900,000
 
-Count = Annotated[int, Field(ge=1, le=1_000_000_000)]  # number of steps, and the like
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]  # number of steps, workers or similar
 CountOrNone = Annotated[int, Field(ge=0, le=1_000_000_000)]  # 0: none
 CountOrAll = Annotated[int, Field(ge=-1, le=1_000_000_000)]  # -1: all of them
 Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]  # number of ranks, nodes, devices, stages; a degree

@@ -1,4 +1,4 @@
-"""Prints to the terminal: control characters of foreign names and values are shown, and do nothing."""
+"""Prints to the terminal. Control characters in foreign names and values are escaped."""
 
 import re
 import sys
@@ -24,9 +24,9 @@ from rich.table import Table
 
 from .text import printable
 
-BETWEEN = 2  # blanks between the columns of a table
+BETWEEN = 2  # spaces between the columns of a table
 WIDEST = 1000  # columns of a table that no terminal shows
-LINE_S = 15.0  # between lines of long work where there is no terminal
+LINE_S = 15.0  # interval of progress lines where there is no terminal
 
 
 def say(text: str, err: bool = False) -> None:
@@ -52,7 +52,7 @@ class Console(rich.console.Console):
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, **settings)
 
     def print(self, *objects: Any, **settings: Any) -> None:
-        """Rich's own; where no terminal ends the lines, a table is wide enough for its longest words."""
+        """As in Rich; without a terminal, a table is wide enough for its longest words."""
         width = self.width
         for table in () if self.is_terminal else [table for table in objects if isinstance(table, Table)]:
             words = [f"{column.header} {' '.join(map(str, column.cells))}".split() for column in table.columns]
@@ -62,27 +62,27 @@ class Console(rich.console.Console):
         self.width = width
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
-        """Rich's own; tables are padded to their last column for a terminal alone."""
+        """As in Rich; the last column of a table is padded only on a terminal."""
         text = super()._render_buffer(buffer)
         return text if self.is_terminal else re.sub(r" +$", "", text, flags=re.MULTILINE)
 
     def render(self, *args: Any, **settings: Any) -> Iterator[Segment]:
-        """Rich's own control codes pass; those in text do not."""
+        """Rich's control codes are kept; those in text are escaped."""
         for segment in super().render(*args, **settings):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
 class Bars(Progress):
-    """How far long work is, on stderr: a bar that goes when the work is done, and where that is no terminal a plain
-    line now and then, none of work that is soon done. `in_bytes`: it is bytes that are counted."""
+    """Progress of long work, on stderr: on a terminal a bar that disappears at the end, elsewhere a plain line every
+    LINE_S seconds. `in_bytes`: the total is in bytes."""
 
     def __init__(self, in_bytes: bool = False):
         console = Console(stderr=True, soft_wrap=True)
-        # 16: the longest description, that of a search, leaves no more of 80 columns
+        # 16: the longest description (a search) leaves no more than that of 80 columns
         share: list[str | ProgressColumn] = [TextColumn("{task.description}"), BarColumn(16), TaskProgressColumn()]
         sizes: list[ProgressColumn] = [DownloadColumn()] if in_bytes else []
         times: list[ProgressColumn] = [TimeElapsedColumn(), TimeRemainingColumn()]
-        disable, above = not console.is_terminal, sys.stdout.isatty()  # lines of stdout go above the bar
+        disable, above = not console.is_terminal, sys.stdout.isatty()  # lines of stdout appear above the bar
         super().__init__(
             *share, *sizes, *times, console=console, disable=disable, redirect_stdout=above, transient=True
         )

@@ -1,9 +1,9 @@
-"""Signals that end a process, streams that end before it does, and processes with limits of memory and time.
+"""Signals that end a process, streams that close before it ends, and processes with limits of memory and time.
 
-A pager is closed, `head` has seen enough, a terminal or a disk is gone: the command does its work all the same.
+A command finishes its work even when a pager or `head` closes the pipe, or a terminal or disk disappears.
 
-Work on files of others runs in a forked process with limits: a tokenizer or a chat template may need all memory, never
-end, or ignore signals.
+Foreign tokenizers and chat templates run in a forked process with limits: they may use all memory, never end, or ignore
+signals.
 """
 
 import errno
@@ -21,8 +21,8 @@ from .errors import UserError
 from .units import MIB
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-INTERRUPTED = 128 + signal.SIGINT  # the exit code, as shells have it
-CLOSED = {errno.EPIPE, errno.EIO}  # nobody reads: a pipe, a terminal
+INTERRUPTED = 128 + signal.SIGINT  # exit code, as in shells
+CLOSED = {errno.EPIPE, errno.EIO}  # no reader: a pipe, a terminal
 
 
 class Stream:
@@ -58,8 +58,8 @@ class Stream:
 
 @contextmanager
 def lasting_streams() -> Iterator[Callable[[], OSError | None]]:
-    """Meanwhile stdout and stderr are such streams. Yields a function that returns the error with
-    which stdout failed, or None (a closed pipe is no error)."""
+    """Make stdout and stderr such streams. Yields a function that returns the error with which stdout failed, or None
+    (a closed pipe is no error)."""
     streams = sys.stdout, sys.stderr
     out, err = Stream(sys.stdout), Stream(sys.stderr)
 
@@ -77,7 +77,7 @@ def lasting_streams() -> Iterator[Callable[[], OSError | None]]:
 
 
 def heeded(*numbers: signal.Signals) -> list[signal.Signals]:
-    """Signals that this process does not ignore: nohup lets it ignore SIGHUP, and a script's & SIGINT."""
+    """Signals that this process does not ignore: nohup makes it ignore SIGHUP, and `&` in a script SIGINT."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
@@ -87,10 +87,10 @@ def stop_signals(
 ) -> Iterator[list[int]]:
     """Collect signals in a list instead of ending the process; each also calls `then`.
 
-    Schedulers repeat SIGTERM: once signalled, the process ends by itself, and neither SIGTERM nor SIGHUP does anything.
-    Outside of the main thread, which alone may take signals, they act as before.
+    Schedulers repeat SIGTERM: after the first signal the process ends by itself and ignores further SIGTERM and SIGHUP.
+    Only the main thread may handle signals; elsewhere this changes nothing.
     """
-    received: list[int] = []  # no event: its lock, held by a signal that another one interrupts, would never come free
+    received: list[int] = []  # not an Event: a nested signal would wait for its lock for ever
 
     def take(number: int, _: object) -> None:
         received.append(number)
@@ -109,15 +109,15 @@ DONE, REFUSED = b"+", b"-"
 TIMERS = (signal.SIGPROF, signal.SIGALRM)
 # Signals that get their default handler in the child: those of Python, Paddle and pytest serve the parent.
 ENDED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, *TIMERS)
-# A token takes 100 to 200 bytes while it is made, and half a byte to 4 bytes of text; a thread takes 2 MiB and more.
+# A token needs 100 to 200 bytes of memory and stands for 0.5 to 4 bytes of text; a thread needs at least 2 MiB.
 LEAST_MIB, MEMORY_PER_BYTE = 1024, 500
-LEAST_S, SLOWEST_BYTES_S = 10.0, 10_000.0  # of processor time; usual are a million bytes a second
-LONGEST_WAIT = 20  # times the processor time: a busy machine has so many processes for a core
+LEAST_S, SLOWEST_BYTES_S = 10.0, 10_000.0  # of processor time; tokenizers usually read a million bytes a second
+LONGEST_WAIT = 20  # wall time / processor time, on a machine with that many processes a core
 
 
 def limited(work: Callable[[], bytes], name: str, size_bytes: int) -> bytes:
-    """Returns the result of `work` in a forked process. Raises UserError: work's own, or that `name`, as the message
-    calls it, takes more memory or processor time than any valid input of `size_bytes`."""
+    """Returns the result of `work` in a forked process. Raises the UserError of `work`, or one that `name` takes more
+    memory or processor time than any valid input of `size_bytes`."""
     memory_mib, seconds = LEAST_MIB + MEMORY_PER_BYTE * size_bytes // MIB, LEAST_S + size_bytes / SLOWEST_BYTES_S
     read, write = os.pipe()
     child = os.fork()
@@ -150,7 +150,7 @@ def _work(work: Callable[[], bytes], write: int, memory_mib: int, seconds: float
         signal.setitimer(signal.ITIMER_REAL, LONGEST_WAIT * seconds)  # wall time limit: the work may block
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
-        os.dup2(quiet, 2)  # messages of libraries at exit
+        os.dup2(quiet, 2)  # hides what libraries print at exit
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         most = _data_bytes() + memory_mib * MIB
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
@@ -166,5 +166,5 @@ def _work(work: Callable[[], bytes], write: int, memory_mib: int, seconds: float
 
 
 def _data_bytes() -> int:
-    """Data memory of this process now, as RLIMIT_DATA counts it."""
+    """Current data memory of this process in bytes, as RLIMIT_DATA counts it."""
     return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()

@@ -7,12 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 
 CPUINFO, CGROUP, CGROUPS = Path("/proc/cpuinfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-AVX512 = "avx512f"  # needed by Paddle's CPU kernel of RMSNorm, whose build for x86-64 asks nothing before it runs
+AVX512 = "avx512f"  # needed by Paddle's CPU kernel of RMSNorm; the x86-64 build does not check for it
 
 
 def lacks(instructions: str) -> bool:
-    """Whether instructions of x86-64, such as `avx512f`, end a process here: the processor lacks them, or does not say.
-    Builds for other architectures have none of them."""
+    """Whether x86-64 instructions such as `avx512f` would crash a process: the processor does not list them. Builds for
+    other architectures don't use them."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return False
     try:
@@ -23,14 +23,14 @@ def lacks(instructions: str) -> bool:
 
 
 def cores() -> int:
-    """Processors that this process may use: by its affinity, or by the quota of a cgroup where that is less, as in a
-    container with docker's --cpus or Kubernetes' limits."""
+    """Processors that this process may use: the smaller of its affinity and its cgroup quota (docker's --cpus,
+    Kubernetes' limits)."""
     return max(1, int(min([len(os.sched_getaffinity(0)), *_quotas()])))
 
 
 def _quotas() -> Iterator[float]:
-    """Seconds of processors a second that this process's cgroups, and those above them, may take: cpu.max of version 2,
-    cfs_quota of version 1. A container may see its own group as the root."""
+    """CPU seconds a second that this process's cgroups and their parents allow: cpu.max of version 2, cfs_quota of
+    version 1. A container may see its own group as the root."""
     with suppress(OSError):
         for line in CGROUP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)

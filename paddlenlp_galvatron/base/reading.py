@@ -17,14 +17,14 @@ from .file_kind import HEAD_BYTES, kind_of
 from .text import shortened
 from .units import MIB
 
-LARGEST_BYTES = 64 * MIB  # of a file that is read whole; the largest known, a tokenizer of 250,000 words, has 17 MB
+LARGEST_BYTES = 64 * MIB  # largest file that is read whole; a tokenizer of 250,000 words has 17 MB
 LARGEST_OPTIONS = MIB  # bytes of a file that is written by hand
-DEEPEST = 64  # objects and lists within one another; no file of ours or Galvatron's has more than 6
-MOST_DIGITS = 40  # of a whole number, whose decimal form takes time that grows with the square of its length
-MOST_PARTS = 100_000  # names and values of a YAML file: a second of PyYAML's time
-LITERALS = ("true", "false", "null", "-")  # of which a file that is cut off may have the beginning
+DEEPEST = 64  # nesting of objects and lists; our files and Galvatron's nest at most 6
+MOST_DIGITS = 40  # of an integer; converting its decimal form takes time quadratic in its length
+MOST_PARTS = 100_000  # names and values of a YAML file; PyYAML reads that many in a second
+LITERALS = ("true", "false", "null", "-")  # a truncated file may end within these
 TOO_DEEP = f"more than {DEEPEST} objects and lists within one another"
-_STRING = r'("(?:[^"\\\n]|\\.)*+"?)'  # an open one ends with its line: each character is looked at once
+_STRING = r'("(?:[^"\\\n]|\\.)*+"?)'  # an unterminated string ends with its line, so matching takes linear time
 _STRING_OR_COMMENT = re.compile(_STRING + r"|//[^\n]*")
 _STRING_OR_LAST_COMMA = re.compile(_STRING + r"|,(?=\s*[}\]])")
 BLOCK_BYTES = 1 << 20
@@ -46,7 +46,7 @@ def open_file(path: str | Path) -> BinaryIO:
 
 def read_bytes(path: str | Path, limit: int = LARGEST_BYTES) -> bytes:
     """A regular file's content, of at most `limit` bytes. Raises UserError."""
-    content = bytearray()  # grows with the file: a `read` of `limit` bytes would take them all at once
+    content = bytearray()  # grows with the file: `read(limit)` would allocate `limit` bytes at once
     with open_file(path) as file, reported(f"{path}: cannot be read"):
         while len(content) <= limit and (block := file.read(BLOCK_BYTES)):
             content += block
@@ -56,7 +56,7 @@ def read_bytes(path: str | Path, limit: int = LARGEST_BYTES) -> bytes:
 
 
 def read_text(path: str | Path, limit: int = LARGEST_BYTES) -> str:
-    """Read a UTF-8 text without NULs, as `read_bytes` does; its byte order mark is left out. Raises UserError."""
+    """Read a UTF-8 text without NULs, as `read_bytes` does; drop its byte order mark. Raises UserError."""
     content = read_bytes(path, limit)
     if kind := kind_of(content[:HEAD_BYTES]):
         raise UserError(f"{path}: cannot be read: it {kind.fault}; {kind.remedy}")
@@ -72,14 +72,14 @@ def read_text(path: str | Path, limit: int = LARGEST_BYTES) -> str:
 def read_json(path: str | Path, limit: int = LARGEST_BYTES, comments: bool = False) -> Any:
     """Parse a JSON file. Raises UserError that names the file and the place of the fault.
 
-    `comments`: as documents print JSON, with `// …` up to the end of a line and a comma behind the last entry.
+    `comments`: allow `// …` comments and a comma after the last entry.
     """
     text = read_text(path, limit)
     return parse_json(without_comments(text) if comments else text, str(path))
 
 
 def without_comments(text: str) -> str:
-    """The text with spaces in place of comments and the like, so that lines and columns stay as they were."""
+    """The text with comments and trailing commas replaced by spaces, so that lines and columns do not change."""
     plain = _STRING_OR_COMMENT.sub(lambda match: match[1] or " " * len(match[0]), text)
     return _STRING_OR_LAST_COMMA.sub(lambda match: match[1] or " ", plain)
 
@@ -119,7 +119,7 @@ YAML_NUMBERS = {  # YAML 1.2.2, 10.3.2: the core schema
 
 def read_yaml(path: str | Path, limit: int = LARGEST_OPTIONS) -> Any:
     """Parse a YAML file of JSON's types: no tags, no aliases. Raises UserError as `read_json` does."""
-    import yaml  # here, as few commands need it
+    import yaml  # imported here: few commands need it
 
     text = read_text(path, limit)
     try:
@@ -139,8 +139,8 @@ def _yaml_loader() -> Any:
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        """Numbers of YAML 1.2's core schema: to PyYAML, which has those of 1.1, `010` is 8 and `1:30` is 90. Refuses
-        duplicate keys, which YAML forbids and PyYAML lets pass."""
+        """Reads numbers by YAML 1.2's core schema: PyYAML follows 1.1, where `010` is 8 and `1:30` is 90. Refuses
+        duplicate keys, which YAML forbids but PyYAML accepts."""
 
         yaml_implicit_resolvers: ClassVar = {
             first: [(tag, pattern) for tag, pattern in pairs if tag not in YAML_NUMBERS]
@@ -184,8 +184,8 @@ def digest(path: str | Path, limit: int = LARGEST_BYTES) -> str:
 
 
 def _require_plain(value: Any) -> None:
-    """Raise ValueError for a value that the notation allows but text cannot hold or nobody can follow: half characters,
-    great depth, dates, infinities."""
+    """Raise ValueError for a value that JSON or YAML allows but we do not: half characters, deep nesting, dates,
+    infinities."""
     level = [value]
     for _ in range(DEEPEST + 1):
         for item in level:
@@ -252,7 +252,7 @@ def _of_few_digits(number: str) -> int:
 
 
 class LargeFile:
-    """A regular file, open for reading at any place. It stays the same file if its name is taken by another."""
+    """A regular file, open for reading at any offset. It stays open if another file takes its name."""
 
     def __init__(self, path: str | Path):
         """Raises UserError."""
@@ -278,7 +278,7 @@ class LargeFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def checksum(self, most: int | None = None) -> int:
-        """CRC-32 of all blocks of BLOCK_BYTES, or of `most` of them, the first and the last among them. Raises
+        """CRC-32 of all blocks of BLOCK_BYTES, or of `most` of them, including the first and the last. Raises
         UserError."""
         count = -(-self.size_bytes // BLOCK_BYTES)
         few = most is not None and most < count

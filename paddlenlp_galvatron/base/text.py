@@ -4,13 +4,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-Note = Callable[[str], None]  # takes a line for the user, on an assumption or an omission
+Note = Callable[[str], None]  # shows the user a line about an assumption or an omission
 
 _PREFIX = re.compile(rb"[ -!#-z|~]{1,200}(?={)")  # printable, without quotation marks or braces
 
 
 def no_note(_: str) -> None:
-    """For a reader who wants no notes."""
+    """Discard a note."""
 
 
 def without_prefix(line: bytes) -> bytes:
@@ -49,7 +49,7 @@ def large(number: float) -> str:
 
 
 def gib(mib: float) -> str:
-    """Memory given in MiB, in GiB: two decimals, and a third of less than 1 GiB."""
+    """Format MiB as GiB: two decimals, three below 1 GiB."""
     size = mib / 1024
     return f"{size:,.2f}" if abs(size) >= 0.9995 else f"{size:.3f}"
 

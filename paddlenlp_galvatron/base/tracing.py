@@ -9,13 +9,13 @@ from .reading import read_json
 from .units import GIB
 from .writing import write_text
 
-LARGEST_BYTES = GIB  # limit for one rank's events
+LARGEST_BYTES = GIB  # limit for the events of a rank
 
 Event = dict[str, Any]  # name, cat, ph, ts and dur in us, pid (the rank), tid
 
 
 def write_trace(path: Path, events: Iterable[Event], names: Mapping[int, str]) -> None:
-    """All events, in order of time and beginning at 0. `names`: of each pid."""
+    """All events, sorted by time, which starts at 0. `names`: the name of each pid."""
     ordered = sorted(events, key=lambda event: (event["ts"], -event["dur"]))
     begin = ordered[0]["ts"] if ordered else 0.0
     titles = [
@@ -27,11 +27,11 @@ def write_trace(path: Path, events: Iterable[Event], names: Mapping[int, str]) -
 
 
 def write_events(path: Path, events: Sequence[Event]) -> None:
-    """Write the events of one rank, to be joined."""
+    """Write the events of one rank; `joined` merges the ranks."""
     write_text(path, json.dumps(list(events)) + "\n")
 
 
 def join_traces(path: Path, parts: Sequence[Path]) -> None:
-    """One file of the ranks' traces. Raises UserError for a file that is none."""
+    """Merge the ranks' traces into one file. Raises UserError for a file that is not a trace."""
     events = [event for rank_path in parts for event in read_json(rank_path, LARGEST_BYTES)]
     write_trace(path, events, {event["pid"]: f"rank {event['pid']}" for event in events})

@@ -1,12 +1,12 @@
-"""Writes files and folders atomically: whole on disk when a call returns, or not there at all. Temporary folders.
+"""Writes files and folders atomically: whole on disk when a call returns, or absent. Also makes temporary folders.
 
-A file has a hidden name, `.NAME.xxxxxxxx.part`, until its content is on disk; then it is renamed, and its folder is
-brought to disk, too. Modes are those that the umask leaves. The next writer of a name removes the part of one that was
-killed; a living writer's part is locked.
+A file has a hidden name, `.NAME.xxxxxxxx.part`, until its content is on disk; then it is renamed and its folder is
+synced. Modes follow the umask. The next writer of a name removes the unfinished file of a killed writer; a live writer
+holds a lock on its file.
 
 One lock for written files: a second writer fails with the holder's name and changes nothing. It is `flock` on a small
-file, so it ends with its holder however that ends. Processes that a holder starts hold it, too: a launcher's ranks
-write the files that the launcher has locked.
+file, so it is released when the holder dies. Child processes share it: a launcher's ranks write the files that the
+launcher has locked.
 """
 
 import errno
@@ -39,9 +39,9 @@ NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}  # some 
 
 @contextmanager
 def locked(target: Path, *, file: Path | None = None, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold the lock of `target`, a folder that exists, or, by another lock `file`, anything.
+    """Hold the lock of `target`: an existing folder, or anything with a separate lock `file`.
 
-    `wait_s`: how long another may still hold it. Raises UserError: it does; the lock file cannot be made.
+    `wait_s`: how long to wait for another holder. Raises UserError if it is still held or the lock file cannot be made.
     """
     file = file or target / LOCK
     with reported(f"{target}: cannot be locked: {file}"):
@@ -67,7 +67,7 @@ def locked(target: Path, *, file: Path | None = None, wait_s: float = 0.0) -> It
 
 
 def _taken(target: Path, file: Path, deadline: float) -> int | None:
-    """The open lock file, locked; None where no lock is needed, or there can be none."""
+    """The open lock file, locked; None where no lock is needed or possible."""
     while True:
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -105,13 +105,13 @@ def is_named(handle: int, file: Path) -> bool:
 
 
 UNFINISHED = ".part"
-MOST_ENTRIES = 10_000  # entries searched for leftovers in a folder
+MOST_ENTRIES = 10_000  # entries of a folder that are searched for unfinished files
 FULL = {errno.ENOSPC, errno.EDQUOT}
 UNSYNCED = {errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES}  # a folder that cannot be synced, or not read
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a file whole or not at all, creating its folder; it lasts through a loss of power. Raises UserError."""
+    """Write a file atomically, creating its folder; it survives a power failure. Raises UserError."""
     content = text.encode()
     with whole_file(path) as file:
         file.write(content)
@@ -119,7 +119,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write into, which gets its name in the end, or is gone if something fails. Raises UserError."""
+    """A file to write into, which gets its name at the end and is removed on failure. Raises UserError."""
     target = Path(path)
     if "\0" in str(target):
         raise UserError(f"{str(target)!a}: is no name of a file: it has a NUL")
@@ -145,8 +145,8 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to write into, which gets its name in the end, or is gone if something fails. Raises UserError: the name
-    is taken, or another process is writing it; GalvatronError: it cannot be written."""
+    """A folder to write into, which gets its name at the end and is removed on failure. Raises UserError: the name is
+    taken, or another process is writing it; GalvatronError: it cannot be written."""
     target = path.absolute()
     require_absent(target)
     try:
@@ -168,14 +168,14 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def reason_of(error: Exception) -> str:
-    """Why something could not be written; where a disk is full, also the remedy."""
+    """Why a write failed, with the remedy for a full disk."""
     reason = getattr(error, "strerror", None) or str(error)
     remedy = "; free space on that disk, or name a folder on another one"
     return reason + (remedy if getattr(error, "errno", None) in FULL else "")
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, names that last through a loss of power. Raises OSError."""
+    """Make a folder and its parents; their names survive a power failure. Raises OSError."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -183,18 +183,18 @@ def make_folder(path: Path) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename, in one folder; the name lasts through a loss of power. Raises OSError."""
+    """Rename within a folder; the name survives a power failure. Raises OSError."""
     moved = source.stat()
     try:
         source.rename(target)
-    except OSError:  # a network file system may have done it, when it is called twice
+    except OSError:  # a network file system may repeat a call that has already succeeded
         if not (target.exists() and os.path.samestat(moved, target.stat())):
             raise
     to_disk(target.parent)
 
 
 def to_disk(path: Path) -> None:
-    """Let a file's content, or the names in a folder, last through a loss of power. Raises OSError."""
+    """Sync a file's content or the names in a folder, so that they survive a power failure. Raises OSError."""
     try:
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -225,7 +225,8 @@ def _unfinished_of(target: Path) -> list[Path]:
 
 
 def _new_file(target: Path) -> tuple[Path, BinaryIO]:
-    """Open and locked, where its file system has locks: nobody takes it for one that was left. Raises OSError."""
+    """Open a file and lock it where the file system has locks, so that no other writer removes it as unfinished. Raises
+    OSError."""
     while True:
         unfinished = _unfinished(target)
         file = unfinished.open("xb")
@@ -238,9 +239,9 @@ def _new_file(target: Path) -> tuple[Path, BinaryIO]:
 
 
 def _remove_left_files(target: Path) -> None:
-    """Unlocked parts of this file, which killed writers left. Raises OSError."""
+    """Unlocked files left by killed writers of this name. Raises OSError."""
     for unfinished in _unfinished_of(target):
-        with suppress(OSError):  # locked, gone, no file, or on a file system without locks
+        with suppress(OSError):  # locked, removed, not a file, or on a file system without locks
             handle = os.open(unfinished, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -255,19 +256,19 @@ def require_absent(target: Path) -> None:
         raise UserError(f"{target}: exists already; remove it or name another folder")
 
 
-IN_USE = ".in-use"  # a file that is locked as long as its folder's command lives
+IN_USE = ".in-use"  # file that is locked while the command that made its folder runs
 
 
 @contextmanager
 def scratch_folder(prefix: str) -> Iterator[Path]:
-    """A new folder whose name begins so, under the system's folder for such. If the work in it fails, it stays for the
-    user to look into. Raises OSError."""
+    """A new folder with this prefix in the system's temporary folder. It is kept for the user if the work in it fails.
+    Raises OSError."""
     _remove_left(Path(tempfile.gettempdir()), prefix)
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     hidden = folder / f"{IN_USE}.new"
     with hidden.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        hidden.rename(folder / IN_USE)  # locked before others can see it
+        hidden.rename(folder / IN_USE)  # locked before other processes can see it
         try:
             yield folder
         except Exception:

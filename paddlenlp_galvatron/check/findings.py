@@ -11,8 +11,8 @@ from rich.table import Table
 
 from ..base.printing import table
 
-Outcome = Literal["ok", "failed", "incomplete"]  # the last: nothing failed, but not everything was tried, for time
-EXIT_CODES: dict[Outcome, int] = {"ok": 0, "failed": 1, "incomplete": 4}  # 2 and 3 say other things everywhere
+Outcome = Literal["ok", "failed", "incomplete"]  # incomplete: nothing failed, but time ran out
+EXIT_CODES: dict[Outcome, int] = {"ok": 0, "failed": 1, "incomplete": 4}  # 2 and 3 have other meanings in all commands
 
 
 class State(StrEnum):
@@ -31,26 +31,26 @@ class Finding:
     subject: str
     found: str  # a figure, a fault, or why it was skipped
     state: State = State.OK
-    remedy: str = ""  # empty: all is well, or nothing is known to help
+    remedy: str = ""  # empty: all is well, or no remedy is known
     part: str | None = None  # part of `gpu-check`
     ranks: int | None = None  # ranks of that part
     seconds: float | None = None
 
 
 def outcome_of(findings: Sequence[Finding]) -> Outcome:
-    """The worst of all findings."""
+    """The outcome of all findings."""
     states = {finding.state for finding in findings}
     return "failed" if State.FAILED in states else "incomplete" if State.NO_TIME in states else "ok"
 
 
 def findings_json(findings: Sequence[Finding], **more: Any) -> dict[str, Any]:
-    """Findings as JSON values; fields that a check does not have are left out."""
+    """Findings as JSON values, without fields that the check does not have."""
     rows = [{name: value for name, value in asdict(finding).items() if value is not None} for finding in findings]
     return {"result": outcome_of(findings), **more, "findings": rows}
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """A row for each finding, a column for each field that one of them has."""
+    """A row for each finding and a column for each field in use."""
     rows = [
         {
             "part": finding.part or "",

@@ -10,12 +10,12 @@ from ..report.measured import has_all_peaks, of_plan
 from ..training.step_log import StepRecord, read_log
 
 LARGEST_LOG_BYTES = GIB
-LEAST_S, MOST = 1e-9, 1e15  # of a step's time; of a step, its seconds, MiB: any run's, and what a page can draw
+LEAST_S, MOST = 1e-9, 1e15  # s of a step; a step number, seconds or MiB, far beyond any run and still drawable
 
 
 def steps_under(plan: Plan, log: Path) -> list[StepRecord]:
-    """The steps of a train_log.jsonl under this plan. Raises UserError for a file that is no log, or has none, and for
-    a step that nothing can be drawn of."""
+    """The steps of a train_log.jsonl under this plan. Raises UserError for a file that is no log or has no such step,
+    and for a step that cannot be drawn."""
     open_file(log).close()
     if log.stat().st_size > LARGEST_LOG_BYTES:
         raise UserError(f"{log}: has more than {LARGEST_LOG_BYTES:,} bytes; is it the right file?")
@@ -32,7 +32,7 @@ def steps_under(plan: Plan, log: Path) -> list[StepRecord]:
 
 
 def is_time(value: Any) -> bool:
-    """Whether it is a number of seconds of a step."""
+    """Whether it is a valid step time in seconds."""
     return type(value) in (int, float) and LEAST_S < value < MOST
 
 

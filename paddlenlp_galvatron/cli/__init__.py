@@ -1,5 +1,5 @@
 """The command line: one file a command.
 
-`main` finds the command and ends it; `command` reads its options, whose fields its file names, with `help` and
-`completion` from the same fields. `planning` and `training_run` show how far work is.
+`main` finds and runs the command; `command` reads its options, fields of the groups that its file names. `help` and
+`completion` use the same fields. `planning` and `training_run` show progress.
 """

@@ -1,4 +1,4 @@
-"""`galvatron calibrate`: a data sheet with the numbers that measured steps ask for."""
+"""`galvatron calibrate`: fits a data sheet to measured steps."""
 
 from dataclasses import asdict
 from json import dumps
@@ -30,7 +30,8 @@ class CalibrateOptions(Options):
 
 @app.command(FromFile, CalibrateOptions, positional={"runs": "RUNS"})
 def calibrate(values: dict[str, Any], json: bool) -> None:
-    """Fit the few physical numbers of a data sheet to measured steps, and write it; one run helps, three should do."""
+    """Fit the few physical numbers of a data sheet to measured steps, and write it; one run helps, three are usually
+    enough."""
     options = CalibrateOptions.from_values(values)
     plans = list(options.plans)
     runs = []

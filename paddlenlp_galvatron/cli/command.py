@@ -1,7 +1,8 @@
-"""Commands: their options are fields of groups; `options/texts.json` says what each means.
+"""Commands: their options are fields of groups; `options/texts.json` describes each.
 
-Dashes and underscores are the same. An option answers to its aliases. A boolean takes nothing, 0/1 or true/false.
-`None` leaves an option unset. A mistake is one line and exit code 2. Help, documentation and completion read `Command`.
+Dashes and underscores are the same. Aliases of an option work as well. A boolean takes no value, 0/1 or true/false.
+`None` leaves an option unset. A mistake gives one line and exit code 2. Help, documentation and completion read
+`Command`.
 """
 
 import json
@@ -22,13 +23,13 @@ EXIT_CODES = (
     "130 Ctrl-C, 143 SIGTERM."
 )
 HELP = {"--help", "-h"}
-LIST = "list"  # a switch that needs no argument
+LIST = "list"  # a switch with which arguments may be missing
 JSON = ("json",)  # the switch of most commands
 Work = Callable[..., int | None]
 
 
 class FromFile(Options):
-    """The group of a command whose options may stand in a file."""
+    """The group of a command that can read its options from a file."""
 
     config: Path | None = None
 
@@ -53,7 +54,7 @@ class Command:
         self.work, self.groups, self.positional, self.switches, self.beside = work, groups, positional, switches, beside
         self.help = " ".join((work.__doc__ or "").split())
         switch = {name: FieldInfo(annotation=bool, default=False) for name in switches}
-        self.fields = (FromFile.model_fields if FromFile in groups else {}) | switch  # all options and arguments
+        self.fields = (FromFile.model_fields if FromFile in groups else {}) | switch  # options and arguments
         self.panels: dict[str, str] = {}
         for group in groups:
             self.fields |= group.model_fields
@@ -62,18 +63,18 @@ class Command:
 
     @property
     def options(self) -> dict[str, FieldInfo]:
-        """The fields without the arguments."""
+        """The options, without the arguments."""
         return {name: info for name, info in self.fields.items() if name not in self.positional}
 
     def text(self, name: str, language: str = "en") -> str:
         """The meaning of an option, argument or switch."""
-        from paddlenlp_galvatron.options.texts import text_of  # here, as help alone needs it
+        from paddlenlp_galvatron.options.texts import text_of  # imported here: only help needs it
 
         group = next((group for group in reversed(self.groups) if name in group.model_fields), None)
         return text_of(group or self.work, name, language)
 
     def run(self, words: Sequence[str], path: str) -> int:
-        """Returns the exit code. `path`: the words before, such as `galvatron plan show`. Raises GalvatronError."""
+        """Returns the exit code. `path`: the preceding words, such as `galvatron plan show`. Raises GalvatronError."""
         pairs, loose = read_words(words, self.is_boolean, say_note, self.beside)
         values: dict[str, Any] = {}
         for name, value in pairs:
@@ -109,8 +110,8 @@ class Command:
 
 
 def _options_in(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Options of a file: ours, or those that ask for the job of a recipe of PaddleFleet."""
-    from paddlenlp_galvatron.options.fleet_fields import is_recipe, options_of  # here, as few commands need it
+    """Options from a file: our own options, or a PaddleFleet recipe as options for the same job."""
+    from paddlenlp_galvatron.options.fleet_fields import is_recipe, options_of  # here: few commands need it
 
     content = {} if path.suffix == ".json" else read_yaml(path, LARGEST_OPTIONS)
     if not is_recipe(content):
@@ -161,10 +162,10 @@ class App:
 
 
 def answer(text: str, as_json: bool, **values: Any) -> None:
-    """Print the answer on stdout: the text for people, or the values for programs."""
+    """Print the answer on stdout: text for people, or JSON for programs."""
     say(json.dumps(values, default=str) if as_json else text)
 
 
 def say_note(note: str) -> None:
-    """Print a note on stderr, as stdout is the command's answer."""
+    """Print a note on stderr; stdout is for the command's answer."""
     say(f"note: {note}", err=True)

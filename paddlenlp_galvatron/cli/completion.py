@@ -1,4 +1,4 @@
-"""`galvatron completion`: words for the shell to complete, written once, so that no key waits for Python."""
+"""`galvatron completion`: a script with all completions, so that the Tab key does not start Python."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -20,7 +20,7 @@ from .main import COMMANDS, commands
 app = App()
 
 BASH = Path(__file__).with_name("completion.bash.jinja")
-ZSH = "autoload -U +X bashcompinit && bashcompinit\n"  # zsh then takes bash's completions
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n"  # zsh then uses bash's completions
 
 
 class ShellOptions(Options):
@@ -52,8 +52,8 @@ def completion(values: dict[str, Any]) -> None:
 
 
 def _words() -> list[tuple[str, list[str], Sequence[str]]]:
-    """A command, all names of an option, and the words that may follow: choices, data sheets, presets. Without names:
-    the commands of a group, or a command's options and arguments."""
+    """Rows of a command, all names of an option, and the words that may follow: choices, data sheets, presets. Without
+    names: the commands of a group, or a command's options and arguments."""
     groups: dict[str, list[str]] = {}
     rows: list[tuple[str, list[str], Sequence[str]]] = []
     for path, command in commands().items():

@@ -22,7 +22,7 @@ FROM_TO = {"input": "INPUT", "output": "OUTPUT"}
 
 
 class ModelFolders(Options):
-    """A model in one form, and in the other."""
+    """A model and the folder of the converted model."""
 
     input: Path
     output: Path
@@ -30,7 +30,7 @@ class ModelFolders(Options):
 
 
 class HuggingFaceOptions(ModelFolders):
-    """A Hugging Face model that is written."""
+    """The Hugging Face model to write."""
 
     load_iteration: int | None = Field(None, ge=0)
     dtype: Precision | None = None
@@ -39,7 +39,7 @@ class HuggingFaceOptions(ModelFolders):
 
 
 class MergeOptions(Options):
-    """A base, its adapters, and the model of both."""
+    """A base model, its adapters, and the merged model."""
 
     base: Path
     adapters: Path
@@ -66,7 +66,7 @@ def h2g(values: dict[str, Any], json: bool) -> None:
 
 @app.command(HuggingFaceOptions, positional=FROM_TO)
 def g2h(values: dict[str, Any], json: bool) -> None:
-    """Convert a checkpoint, either a converted one or one of a run, to a Hugging Face model, or LoRA's to adapters."""
+    """Convert a checkpoint of a run, or a converted one, to a Hugging Face model; a LoRA checkpoint to adapters."""
     args = HuggingFaceOptions.from_values(values)
     output = args.output
     _require_folder(args.input, "a run or of a checkpoint")
@@ -122,7 +122,7 @@ def merge(values: dict[str, Any], json: bool) -> None:
 
 
 def _require_folder(input: Path, of: str) -> None:
-    """Before anything slow is imported."""
+    """Check the folders before slow imports."""
     if not input.is_dir():
         raise UserError(f"{input}: no such folder; name that of {of}")
 

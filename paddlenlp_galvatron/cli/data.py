@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 app = App("Turn text into training data.")
 TRAIN = "train"
-MOST_NAMED = 20  # files left out, in the summary
-TRAINING_BYTES = 64 << 20  # text a tokenizer is trained on: more changes few of its merges
+MOST_NAMED = 20  # skipped files that the summary names
+TRAINING_BYTES = 64 << 20  # text to train a tokenizer on: more text changes few of its merges
 
 
 class PrepareOptions(Options):
-    """The text and the data set."""
+    """Options: source text and output data set."""
 
     input: Paths = ()
     output: Path

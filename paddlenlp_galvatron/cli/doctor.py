@@ -18,7 +18,7 @@ app = App()
 
 
 class DoctorOptions(Options):
-    """Files that are checked."""
+    """Options: files to check."""
 
     output_dir: Path = Path("output")
     profiles: Path = Path("configs")

@@ -35,7 +35,7 @@ def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
     notes: dict[str, None] = {}
     fits: list[Fit] = []
     console = Console(soft_wrap=True)
-    in_turn = not json and len(options.device or ()) < 2  # each row as it is found
+    in_turn = not json and len(options.device or ()) < 2  # print each row when it is ready
     with watched() as watch:
         for row in find_rows(shape, options, notes.setdefault, watch):
             if in_turn:

@@ -1,4 +1,4 @@
-"""`galvatron gpu-check`: try in ten minutes whether this node's devices train as they should."""
+"""`galvatron gpu-check`: test in ten minutes whether this node's devices train correctly."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 app = App()
 
-PROCESSES = 2  # CPU processes without a GPU
+PROCESSES = 2  # ranks on a machine without GPUs
 SUMMARY: dict[Outcome, str] = {
-    "ok": "ok: all that was tried holds",
+    "ok": "ok: all checks passed",
     "failed": "failed",
     "incomplete": "incomplete: nothing failed, but some had no time; give more --minutes, or run those --parts alone",
 }
 
 
 class GpuCheckOptions(Options):
-    """Checks that are made, and where."""
+    """Options: checks to run, and their output."""
 
     nproc: Ranks | None = None
     parts: str | None = None
@@ -62,7 +62,7 @@ def gpu_check(values: dict[str, Any], json: bool) -> int:
     ranks -= ranks > 1 and ranks % 2
     devices_of(ranks)
     nodes = environment_nodes(needed=("node_rank",))
-    if nodes.get("num_nodes", 1) != 1:  # each node is tried by itself, maybe in a shared folder
+    if nodes.get("num_nodes", 1) != 1:  # each node is tested separately, possibly in a shared folder
         output = output / f"node-{nodes.get('node_rank', 0)}"
     with reported(f"output: {output} cannot be made"):
         output.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def gpu_check(values: dict[str, Any], json: bool) -> int:
 
 
 def _checked(parts: list[str], ranks: int, device: Device, output: Path, seconds: float, as_json: bool) -> int:
-    """Check, and print the findings; gives the exit code."""
+    """Check and print the findings; returns the exit code."""
     from paddlenlp_galvatron.check.gpu import run
 
     console = Console(soft_wrap=True)

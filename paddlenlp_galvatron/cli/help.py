@@ -1,4 +1,4 @@
-"""The text of `--help`: usage, an example, and the options in panels, first those that most runs need."""
+"""The text of `--help`: usage, an example, and the options in panels, common options first."""
 
 import re
 import shutil
@@ -19,16 +19,16 @@ from paddlenlp_galvatron.options.group import PLACES, is_boolean
 
 from .command import EXIT_CODES, App, Command
 
-WIDEST = 120  # columns; where there is no terminal, too
-KINDS = {int: "<int>", float: "<float>", Path: "<path>"}  # names of values; others are text
+WIDEST = 120  # columns, also without a terminal
+KINDS = {int: "<int>", float: "<float>", Path: "<path>"}  # value names by type; other types are shown as text
 EXAMPLES: dict[str, str] = read_json(Path(__file__).with_name("examples.json"))  # keyed by command
 FIRST, LAST, OTHERS = ("Common", "Space", "Profiles"), "Output", "Options"
-# Options by name -> panel, before that of their group.
+# Option name -> panel; takes precedence over the panel of its group.
 PANELS = {name: panel for panel, names in read_json(Path(__file__).with_name("panels.json")).items() for name in names}
 
 
 def of_command(command: Command, path: str) -> str:
-    """The help of one command; `path`: its words, such as `galvatron plan show`."""
+    """The help of a command; `path`: its full name, such as `galvatron plan show`."""
     rows: dict[str, list[tuple[Text, Text]]] = {}
     usage = path
     for name, shown in command.positional.items():
@@ -57,7 +57,7 @@ def of_group(group: App, path: str) -> str:
 
 
 def default_of(info: FieldInfo) -> str:
-    """A field's default as it is typed; empty where there is none, or it differs by machine."""
+    """A field's default as a user types it; empty where there is none or it depends on the machine."""
     default = info.default
     if info.is_required() or info.default_factory or default is None or default == ():
         return ""
@@ -79,14 +79,14 @@ def _meaning(command: Command, name: str) -> Text:
 
 
 def _kind(info: FieldInfo) -> str:
-    """A value's name in the help; a switch that is off has no value."""
+    """A value's name in the help; a switch with default off takes no value."""
     if is_boolean(info):
         return "" if info.default is False else "0|1"
     return next((name for kind, name in KINDS.items() if kind in _types(info.annotation)), "<str>")
 
 
 def _types(annotation: Any) -> Iterator[Any]:
-    """Types that a value may have; lists and choices have none, they are text."""
+    """Types that a value may have; lists and choices have none and are shown as text."""
     if get_origin(annotation) in (Annotated, Union, UnionType):
         for inner in get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]:
             yield from _types(inner)

@@ -1,6 +1,6 @@
-"""The `galvatron` command: finds the file of the command that was requested, runs it, and turns errors into one line.
+"""The `galvatron` command: finds the file of the requested command, runs it, and turns errors into one line.
 
-Nothing heavy is imported here, so `galvatron --version` is quick and planning never imports Paddle.
+Nothing heavy is imported here, so `galvatron --version` is fast and planning never imports Paddle.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def exit_code_of(work: Callable[[], int], debug: bool = False) -> int:
-    """Do the work, with an error as a line and an exit code."""
+    """Do the work; turn an error into a line and an exit code."""
     debug = debug or os.environ.get("GALVATRON_DEBUG", "0") not in ("", "0")
     if not debug:
         warnings.simplefilter("ignore")  # warnings of Paddle and PaddleNLP, which users cannot fix
@@ -62,7 +62,7 @@ def _done(work: Callable[[], int], debug: bool) -> int:
     except KeyboardInterrupt as interrupt:
         return _interrupted(str(interrupt))
     except Exception as error:
-        if interrupts:  # in the midst of an import, which made another error of it
+        if interrupts:  # during an import, which turned it into another error
             return _interrupted()
         if debug:
             raise
@@ -72,7 +72,7 @@ def _done(work: Callable[[], int], debug: bool) -> int:
 
 @contextmanager
 def _unwound_at_the_end() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the command as an error does, with its temporary files."""
+    """SIGTERM and a closed terminal end the command like an error, removing its temporary files."""
     taken = []
     if threading.current_thread() is threading.main_thread():
         taken = [
@@ -100,7 +100,7 @@ def _run(words: list[str]) -> int:
     if name.replace("-", "_") in COMMANDS:
         name = name.replace("-", "_")
     if name not in COMMANDS:
-        from paddlenlp_galvatron.options.aliases import did_you_mean  # here, as only a mistake needs it
+        from paddlenlp_galvatron.options.aliases import did_you_mean  # imported here: only a mistake needs it
 
         kind = "option" if name.startswith("-") else "command"
         raise UserError(f"{name}: unknown {kind}; {did_you_mean(name, [*COMMANDS, '--version', '--help'])}")
@@ -109,28 +109,28 @@ def _run(words: list[str]) -> int:
 
 
 def run(app: App, words: Sequence[str], path: str) -> int:
-    """Run the command that the words behind `path`, such as `galvatron plan`, name, or show its help. Returns the exit
-    code. Raises GalvatronError."""
+    """Run the command that is named by the words after `path` (such as `galvatron plan`), or show its help. Returns the
+    exit code. Raises GalvatronError."""
     from .command import HELP
 
     command, rest, path = app.find(words, path)
     if command and not HELP & set(rest):
         return command.run(rest, path)
-    from .help import of_command, of_group  # here, as few commands show it
+    from .help import of_command, of_group  # imported here: few commands show it
 
     print(of_command(command, path) if command else of_group(app, path))
     return 0
 
 
 def commands() -> dict[str, Command]:
-    """Every command by its words, such as `plan show`."""
+    """Every command by its full name, such as `plan show`."""
     apps = {name: import_module(f".{name.replace('-', '_')}", __package__).app for name in COMMANDS}
     return {f"{name} {sub}".strip(): command for name, app in apps.items() for sub, command in app.commands.items()}
 
 
 @contextmanager
 def _noted(interrupts: list[int]) -> Iterator[None]:
-    """While this holds, a Ctrl-C is not only raised, which others may catch, but also noted."""
+    """Meanwhile record each Ctrl-C as well as raise it, since other code may catch the exception."""
 
     def note(number: int, frame: FrameType | None) -> None:
         interrupts.append(number)
@@ -151,14 +151,14 @@ def _interrupted(why: str = "") -> int:
 
 
 def _print(faults: list[str]) -> None:
-    """One line a fault, also if a name in it has line breaks."""
+    """Print one line a fault, also if a name in it has line breaks."""
     more = [f"and {len(faults) - SHOWN} faults more"] if len(faults) > SHOWN else []
     for fault in [*faults[:SHOWN], *more]:
         print(f"error: {shortened(printable(fault), LONGEST)}", file=sys.stderr)
 
 
 def _show_what_cannot_be_encoded() -> None:
-    """Let a terminal of few characters get escapes for the others, instead of an error."""
+    """Print escapes, instead of failing, for characters that the terminal's encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -1,6 +1,6 @@
 """`galvatron mcp`: a server of the Model Context Protocol on stdin and stdout, whose tools are commands that plan.
 
-Each call is a process of its own, `galvatron COMMAND --json`, whose answer it returns; a cancelled call ends it.
+Each call runs `galvatron COMMAND --json` in a new process and returns its answer; cancelling the call ends the process.
 """
 
 import json
@@ -68,14 +68,14 @@ def arguments_schema(command: Command) -> dict[str, Any]:
 
 
 async def answered(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The command's answer, its notes and its errors, which are data. Its schema says where numbers are from."""
+    """The command's answer, notes and errors, all as data. The schema says where the numbers come from."""
     import anyio
 
     if name not in TOOLS:
         return {"answer": None, "notes": [], "errors": [f"{name}: unknown tool; one of {', '.join(TOOLS)}"]}
     words = [f"--{option}={_word(value)}" for option, value in arguments.items()]
     program = [sys.executable, "-m", f"{__package__}.main", *TOOLS[name].split(), *words, "--json"]
-    ran = await anyio.run_process(program, check=False)  # ended where the call is cancelled
+    ran = await anyio.run_process(program, check=False)  # killed if the call is cancelled
     shown = ran.stdout.decode().strip().splitlines()
     messages = ran.stderr.decode().splitlines()
     return {

@@ -20,7 +20,7 @@ app = App()
 
 
 class ParityOptions(Options):
-    """The plan, and the small model that is trained by it."""
+    """The plan and the small model to train under it."""
 
     plan: Path
     model_size: str = "llama"

@@ -1,4 +1,4 @@
-"""`galvatron plan`: show a plan to people, check it, say it in other programs' words, print its file's schema."""
+"""`galvatron plan`: show, check and change a plan, convert it for other programs, print the schema of its file."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ if TYPE_CHECKING:
     from paddlenlp_galvatron.planner.question import Question
     from paddlenlp_galvatron.report.measured import Log
 
-# Prices, searches and logs are imported where a command needs them: `plan show` reads a file, and does so at once.
+# Prices, searches and logs are imported by the commands that need them, so that `plan show` is fast.
 app = App("Plans: show, check, compare, change, write and convert them.")
 
-PRICED_GB = 1.0  # any budget: of a plan's memory only the device's own reserve depends on it
+PRICED_GB = 1.0  # any budget: only the device's reserve depends on it
 FILE = {"file": "FILE"}
 
 
 class CheckOptions(PlanFileOptions):
-    """A plan file, the sources that it is checked against, and a run of it."""
+    """A plan file, the model and profiles to check it against, and the log of a run."""
 
     log: Path | None = None
 
 
 class ScaleOptions(PriceOptions):
-    """Other GPUs for a plan."""
+    """Options: a plan and the new number of GPUs."""
 
     file: Path
     gpus: Ranks
@@ -70,13 +70,13 @@ class ScaleOptions(PriceOptions):
 
 
 class SchemaOptions(Options):
-    """The command whose answer is described."""
+    """The command whose answer has the schema."""
 
     answer: str | None = None
 
 
 class SpareOptions(PriceOptions, LimitOptions):
-    """Fewer nodes for a plan."""
+    """Options: a plan and its smaller numbers of nodes."""
 
     file: Path
     num_nodes: Sizes
@@ -84,14 +84,14 @@ class SpareOptions(PriceOptions, LimitOptions):
 
 
 class TraceOptions(PriceOptions):
-    """A plan whose time line is written."""
+    """Options: a plan and the file for its time line."""
 
     file: Path
     output: Path = Path("trace.json")
 
 
 class DiffOptions(PriceOptions):
-    """Two plans."""
+    """Options: two plans."""
 
     first: Path
     second: Path
@@ -137,7 +137,7 @@ def check(values: dict[str, Any], json: bool) -> None:
 
 
 def _load_beside(planned: Load | None, records: Log) -> tuple[dict[str, Any], list[str]]:
-    """The load of experts that a run logged and the one that its plan was priced with, for programs and people."""
+    """The logged load of experts and the load that the plan was priced with, for programs and people."""
     from paddlenlp_galvatron.report.measured import WARM_UP_STEPS, load_verdicts, measured_load
 
     measured = measured_load(records[WARM_UP_STEPS:] or records)
@@ -198,7 +198,7 @@ def diff(values: dict[str, Any], json: bool) -> None:
     files = args.first, args.second
     first, other = (read(file)[0] for file in files)
     budgets = ((plan.metadata.get("searched_from") or {}).get("memory_constraint_gb") for plan in (first, other))
-    budget_gb = next((gb for gb in budgets if isinstance(gb, int | float)), PRICED_GB)  # both reserve the same memory
+    budget_gb = next((gb for gb in budgets if isinstance(gb, int | float)), PRICED_GB)  # the same reserve for both
 
     def facts_of(file: Path) -> PlanFacts:
         plan, question = _origin(file, args, budget_gb)
@@ -219,8 +219,8 @@ def diff(values: dict[str, Any], json: bool) -> None:
 
 @app.command(ScaleOptions, positional=FILE)
 def scale(values: dict[str, Any], json: bool) -> None:
-    """Put a plan on fewer or more GPUs: the same strategy for each layer, the same samples and as near as can be the
-    same memory for each GPU. A PaddleFleet recipe gets new layer lists. Says why each field changes."""
+    """Put a plan on fewer or more GPUs: the same strategy for each layer, the same samples and nearly the same memory
+    for each GPU. A PaddleFleet recipe gets new layer lists. Says why each field changes."""
     from paddlenlp_galvatron.planner.scale import scaled
     from paddlenlp_galvatron.report import difference
 
@@ -279,7 +279,7 @@ def trace(values: dict[str, Any], json: bool) -> None:
 
 
 def _origin(file: Path, args: PriceOptions, budget_gb: float = PRICED_GB) -> tuple[Plan, Question]:
-    """`budget_gb`: where the file names none. Raises UserError where it does not say what it was searched from."""
+    """`budget_gb`: used if the file names none. Raises UserError if the file does not name the inputs of its search."""
     from paddlenlp_galvatron.planner.origin import read_origin
 
     return read_origin(_of(file, args), budget_gb=budget_gb)

@@ -1,4 +1,4 @@
-"""Shared by commands that plan: lengths of a data set's documents, and progress of searches."""
+"""Helpers of planning commands: document lengths of a data set, and progress of searches."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +16,8 @@ from paddlenlp_galvatron.planner.branch_and_bound import SearchState, Watch
 def with_lengths(
     values: Mapping[str, Any], seq_length: int, vocab_size: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The options, with `document_tokens` and `tokens` as the data set that they name has them; `say` receives how full
-    its rows are.
+    """The options, with `document_tokens` and `tokens` from the data set that they name; `say` receives how full its
+    rows are.
 
     Raises UserError."""
     args = LengthOptions.from_values(values)
@@ -48,14 +48,14 @@ LONG_S = 2.0
 
 @contextmanager
 def watched(note: str = "") -> Iterator[Watch]:
-    """Receives the state of searches, and shows it on stderr when they take long; `note`: shown then, once."""
+    """Shows the state of long searches on stderr; `note` is shown once with it."""
     with _shown(note) as show:
         yield lambda state: show("searching", state)
 
 
 @contextmanager
 def each_watched() -> Iterator[Callable[[], Watch]]:
-    """Watchers of searches that run one after the other and are numbered."""
+    """Watchers of numbered searches that run one after the other."""
     numbers = count(1)
 
     def begin() -> Watch:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 def pretrain(
     script: str, words: Sequence[str], callbacks: Sequence[TrainerCallback] = (), task: str | None = None
 ) -> int:
-    """Train by flags, or one JSON file and flags that win over it, and return the exit code.
+    """Train by flags, or by a JSON file and flags that override it; returns the exit code.
 
-    `task`: the script's own, where none is given. Started by hand, the script starts itself once a rank. Started as a
-    rank, also by Paddle's own launcher, it trains.
+    `task`: the script's default task. Started by hand, the script starts itself once per rank. Started as a rank, also
+    by Paddle's launcher, it trains.
     """
     if "PADDLE_TRAINER_ID" not in os.environ:
         return exit_code_of(lambda: _launch(script, words, task))
@@ -44,7 +44,7 @@ def _launch(script: str, words: Sequence[str], task: str | None) -> int:
 
 @contextmanager
 def _without_lines_of_paddlenlp() -> Iterator[None]:
-    """The ranks read the same words again, and have its lines in their logs."""
+    """Discard the notes: each rank reads the same arguments again and logs them."""
     from paddlenlp.utils.log import logger
 
     logger.disable()

@@ -36,7 +36,7 @@ Profiled = TypeVar("Profiled", bound=ProfileRunOptions)
 
 
 def _for_device(options: Profiled) -> Profiled:
-    """Options with training's own types by default; a note says so on GPUs."""
+    """Options with training's types by default; on GPUs a note says so."""
     if options.analytic:
         return options
     settled = options.for_device(gpus.gpu_count() > 0)
@@ -62,7 +62,7 @@ def profile_hardware(options: HardwareOptions) -> str:
 
 def profile_model(options: PointOptions, model: ModelOptions, computation: bool = True, memory: bool = True) -> str:
     """Write the files of a model. Returns lines for people that name them."""
-    measured_model(options, model)  # its faults are reported before Paddle is imported
+    measured_model(options, model)  # reports faults before Paddle is imported
     options = _for_device(options)
     shapes, points = measured_model(options, model)
     if model.ignored:
@@ -137,7 +137,7 @@ def _all(values: dict[str, Any], json: bool) -> None:
         PointOptions.from_values(values),
         ModelOptions.from_values(values),
     )
-    measured_model(points, model)  # its faults are reported before anything is measured
+    measured_model(points, model)  # reports faults before anything is measured
     lines = profile_hardware(hardware), profile_model(points, model)
     _answer("\n".join(lines), json, points.output)
 
@@ -145,7 +145,7 @@ def _all(values: dict[str, Any], json: bool) -> None:
 OF_MODEL = (PointOptions, ModelOptions)
 MODEL = {"model_size": "MODEL"}
 OWN = {name for group in OF_MODEL for name in group.model_fields}
-TRAINING = {name for group in GROUPS for name in group.model_fields}  # a script gives them to all
+TRAINING = {name for group in GROUPS for name in group.model_fields}  # scripts pass these to all commands
 BESIDE = dict.fromkeys(TRAINING - OWN, Fate("it is of training"))
 for _name, _work in {"computation": _computation, "memory": _memory, "model": _model}.items():
     app.command(FromFile, *reversed(OF_MODEL), name=_name, beside=BESIDE, positional=MODEL)(_work)

@@ -30,7 +30,7 @@ CLUSTER = re.compile(r"_(\d{1,6})nodes_(\d{1,6})gpus_per_node_")  # part of Galv
 
 
 class PlanFileOptions(Options):
-    """A plan file, and what its plan is checked against."""
+    """A plan file and the model and profiles to check it against."""
 
     model_size: str | None = None
     file: Path
@@ -67,7 +67,7 @@ def to_paddlefleet(values: dict[str, Any], json: bool) -> None:
 
 
 def from_paddlefleet(values: dict[str, Any], json: bool) -> None:
-    """Write the plan of a recipe of PaddleFleet, its YAML file. Exit code 2 names every field that no plan states."""
+    """Write the plan of a PaddleFleet recipe (YAML). Exit code 2 names every field that a plan cannot express."""
     args = RecipeOptions.from_values(values)
     plan, notes = of_recipe(args.file, args.model_size, args.world_size)
     path, model = args.output or args.file.with_suffix(".plan.json"), plan.metadata["searched_from"]["model"]
@@ -79,7 +79,7 @@ def from_paddlefleet(values: dict[str, Any], json: bool) -> None:
 def of_recipe(
     file: Path, model_size: str | None, world_size: int | None, by_default: int | None = None
 ) -> tuple[Plan, tuple[str, ...]]:
-    """The plan of a recipe, its notes shown. `by_default`: ranks of a recipe that states none. Raises UserError."""
+    """The plan of a recipe; shows its notes. `by_default`: ranks of a recipe that states none. Raises UserError."""
     from paddlenlp_galvatron.base.reading import read_yaml
     from paddlenlp_galvatron.options.fleet import read_recipe
     from paddlenlp_galvatron.options.fleet_fields import fields_of, is_recipe
@@ -124,7 +124,7 @@ def _say_yaml(program: str, values: dict[str, Any], json: bool) -> None:
 
 
 def _yaml_line(name: str, value: Argument) -> str:
-    """An argument as it stands in YAML, lists of layers in one line."""
+    """An argument as YAML, lists of layers on one line."""
     flow = None if isinstance(value, dict) else False
     return str(yaml.safe_dump({name: value}, default_flow_style=flow, width=inf)).rstrip()
 
@@ -135,8 +135,8 @@ def _arguments(
     notes_of: Callable[[Plan], list[str]],
     values: dict[str, Any],
 ) -> dict[str, Argument]:
-    """A plan in another program's words, its notes shown. `program`: a name of --trainer. Raises UserError that names
-    the file, and each field that the program cannot have, with its cost where the plan can be priced."""
+    """A plan as another program's arguments; shows its notes. `program`: a name of --trainer. Raises UserError with the
+    file and each field that the program cannot express, with its cost where the plan can be priced."""
     args = PlanFileOptions.from_values(values)
     plan, shape = read(args.file, args)
     searched = plan.metadata.get("searched_from") or {}
@@ -155,7 +155,7 @@ def _arguments(
 
 
 def _costs_of_gaps(program: str, args: PlanFileOptions) -> dict[str, str]:
-    """The cost of each field that the program cannot express, to append to its fault; none without prices."""
+    """The cost of each field that the program cannot express, to append to its fault; empty without prices."""
     from paddlenlp_galvatron.planner.gap_costs import costs_of_gaps
     from paddlenlp_galvatron.planner.origin import OriginOptions, read_origin
 

@@ -22,7 +22,7 @@ app = App()
 
 
 class ReportOptions(OriginOptions):
-    """The plan, the page and a run's log."""
+    """Options: the plan, the page and the log of a run."""
 
     output: Path = Path("report.html")
     log: Path | None = None
@@ -35,7 +35,7 @@ def report(values: dict[str, Any], json: bool) -> None:
     log, output = options.log, options.output
     read, question = read_origin(options, say_note)
     steps = steps_under(read, log) if log else []
-    if not json:  # the searches take longer
+    if not json:  # searches take a while
         Console(soft_wrap=True).print(*before_searches(question.facts_of(read)), sep="\n")
     with each_watched() as watch:
         question = replace(question, watch=watch)

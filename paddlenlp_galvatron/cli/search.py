@@ -41,14 +41,14 @@ LONG = (
 
 
 class AnswerOptions(Options):
-    """Options of the answer."""
+    """Options of the output."""
 
     output_config_path: Path | None = None
     log_dir: Path = Path("logs")
     save_runners_up: bool = False
 
 
-BATCHES = {"settle_bsz", "min_bsz", "max_bsz"}  # options that say the global batch size
+BATCHES = {"settle_bsz", "min_bsz", "max_bsz"}  # options of the global batch size
 GROUPS: tuple[type[Options], ...] = (ModelOptions, SearchOptions, LengthOptions, JobOptions, AnswerOptions)
 
 
@@ -99,7 +99,8 @@ def search(values: dict[str, Any], json: bool) -> int:
 
 
 def _hints(question: Question, result: SearchResult, values: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """Options that would pay, and the cost of another program's space: lines for people, and values for programs."""
+    """Options that would pay, and the cost of another program's search space: lines for people, and values for
+    programs."""
     if result.undecided:
         return [], {"hints": []}
     levers, trainer = hints(question, result.best, values), question.settled.trainer

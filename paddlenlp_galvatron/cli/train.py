@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 app = App()
 
-STATE_BYTES = 18  # of a weight on a rank, at most: with gradient, fp32 master and two moments
-COUNTED = 200_000  # ranks x strategies whose groups are counted, in a second
+STATE_BYTES = 18  # per weight on a rank, at most: gradient, fp32 master and two moments
+COUNTED = 200_000  # ranks x strategies for which counting groups takes a second
 KERNELS = ("flash_attention", "fused_rope", "fused_rms_norm", "fused_cross_entropy")  # Paddle's kernels on GPUs
 WORKER = "paddlenlp_galvatron.training.train_worker"
 
@@ -54,7 +54,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
     console = Console(soft_wrap=True, stderr=json)
     note = partial(console.print, "note:")
     with ExitStack() as stack:
-        with TemporaryDirectory(prefix="galvatron-") as folder:  # options' files stay here until all is checked
+        with TemporaryDirectory(prefix="galvatron-") as folder:  # written here until all checks have passed
             run = prepare(values, world_size, Path(folder))
             settings, shape, adapters = run.settings, run.shape, run.settings.adapters("")
             ranks_each = nodes.ranks_each(settings.world_size)
@@ -84,14 +84,14 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
                 note(f"{', '.join(kernels)}: Paddle has this on GPUs only; plain kernels run here")
             if nodes.node_rank == 0:
                 stack.enter_context(settings.folder_locked())
-            else:  # before, nothing is written that another run may need
+            else:  # nothing that another run may need is written before
                 await_first(nodes, timeout_s)
             settings = settings.keep_files_of(Path(folder))
         path = settings.output_dir / f"settings.{nodes.node_rank}.json"
         settings.save(path)
         training = TrainingRun(console, settings, plan, shape, steps, launch.on_event)
         training.start(program or [WORKER, str(path)], timeout_s, nodes, 60 * launch.distributed_timeout_minutes)
-        if nodes.node_rank == 0:  # node 0 has the log
+        if nodes.node_rank == 0:  # node 0 writes the log
             training.show_end()
             if json:
                 say(dumps(training.summary()))
@@ -99,7 +99,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
 
 
 def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -> int | None:
-    """Ranks that will be started: as the options say, or else a GPU each; None: as many as the plan's file says."""
+    """Number of ranks to start: from the options, else one per GPU; None: from the plan file."""
     if processes := launch.nproc or launch.num_gpus_per_node:
         return processes * nodes.num_nodes
     if values.get("galvatron_config_path") and not values.get("spare"):
@@ -108,7 +108,7 @@ def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -
 
 
 def continuable(run: Prepared) -> Callable[[dict[str, Any]], None]:
-    """A check, by the identity of the data, that the run can be resumed from its newest checkpoint. Raises UserError:
+    """A check, given the identity of the data, that the run can resume from its newest checkpoint. Raises UserError if
     that is another model's."""
     from paddlenlp_galvatron.training.inputs import base_of, newest, require_continuable
 
@@ -123,9 +123,8 @@ def continuable(run: Prepared) -> Callable[[dict[str, Any]], None]:
 
 
 def require_host_memory(plan: Plan, shape: ModelShape, adapters: Adapters | None, ranks: range) -> float:
-    """MiB of this node's memory that its ranks' optimizer states and activations take, where they are offloaded. Raises
-    UserError where it is too small for these, or for all states of ranks on processors: the machine would swap for
-    hours, or kill something."""
+    """MiB of this node's memory for its ranks' offloaded optimizer states and activations. Raises UserError if they do
+    not fit, or if all states of CPU ranks do not fit: the machine would swap for hours or kill processes."""
     from paddlenlp_galvatron.launch.processes import free_mib
 
     free, on_gpus = free_mib(), gpus.gpu_count() > 0
@@ -133,7 +132,7 @@ def require_host_memory(plan: Plan, shape: ModelShape, adapters: Adapters | None
     offloads = plan.assumed.offload_optimizer or any(layer.offload for layer in plan.layers)
     if not offloads and (on_gpus or small):
         return 0.0
-    from paddlenlp_galvatron.cost_model.weights import held_mib, offloaded_mib  # here, as it is seldom needed
+    from paddlenlp_galvatron.cost_model.weights import held_mib, offloaded_mib  # imported here: few runs need it
 
     stages = Counter(rank // plan.stage_size for rank in ranks)
     away = sum(number * offloaded_mib(plan, shape, stage, adapters) for stage, number in stages.items())
@@ -155,9 +154,8 @@ def check_inputs(
     known: Callable[[dict[str, Any]], object] = lambda identity: None,
     keep: bool = True,
 ) -> BatchSource:
-    """Check the data before PaddleNLP is imported, which takes seconds; returns them. `say` receives notes on them,
-    `known` their identity before rows are made of them; without `keep`, nothing is written next to the data. Raises
-    UserError."""
+    """Check and return the data before PaddleNLP is imported, which takes seconds. `say` receives notes on the data,
+    `known` its identity before rows are made; without `keep`, nothing is written next to the data. Raises UserError."""
     from paddlenlp_galvatron.training.inputs import open_data
     from paddlenlp_galvatron.training.settings import require_reporters
 
@@ -171,7 +169,8 @@ def check_inputs(
 
 
 def check_run(run: Prepared) -> Plan:
-    """The remaining checks before processes start; returns the plan as it trains on this machine. Raises UserError."""
+    """Run the remaining checks before processes start; returns the plan as it trains on this machine. Raises
+    UserError."""
     from paddlenlp_galvatron.runtime.precision import on_device
 
     settings, plan = run.settings, with_defaults(run.plan, gpus.gpu_count() > 0)
@@ -197,7 +196,7 @@ def check_run(run: Prepared) -> Plan:
 
 
 def rehearsed(run: Prepared, say: Note) -> Plan:
-    """The plan of a run that is not started, as on the GPUs that it asks for. Raises UserError."""
+    """The plan of a dry run, as on the GPUs that it requests. Raises UserError."""
     plan = run.plan
     for_gpus = run.settings.device == "gpu" or any(getattr(plan.assumed, name) for name in KERNELS)
     if plan.note:
@@ -214,8 +213,8 @@ def rehearsed(run: Prepared, say: Note) -> Plan:
 
 
 def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters | None = None) -> None:
-    """Shapes, groups and predicted memory of a run that is not started."""
-    from paddlenlp_galvatron.cost_model.weights import held_mib, offloaded_mib  # here, as training needs no prices
+    """Shapes, groups and predicted memory of a dry run."""
+    from paddlenlp_galvatron.cost_model.weights import held_mib, offloaded_mib  # here: training needs no prices
 
     seq_length = plan.assumed.seq_length or 0
     columns = ("stage", "ranks", "layers", "edge tokens", "weights", "states", "memory")
@@ -243,7 +242,7 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters
 
 
 def _groups(plan: Plan, shape: ModelShape, seq_length: int, adapts: bool) -> str:
-    """How many communicators there are."""
+    """The numbers of communicators as text."""
     if plan.world_size * len({plan.vocab.as_layer(), *plan.layers}) > COUNTED:
         return "groups not counted, as there are too many"
     groups = stage_groups(plan, shape, seq_length, adapts)

@@ -34,7 +34,7 @@ from paddlenlp_galvatron.training.step_log import NEWS, RUN, STOPPED, Event, Ste
 if TYPE_CHECKING:
     from paddlenlp_galvatron.training.settings import TrainSettings
 
-KEPT = 64  # latest records of the log, of which health is shown
+KEPT = 64  # latest records of the log, for the health lines
 WARNING = "warning: "
 STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # a run saves and ends on these signals
 
@@ -52,19 +52,19 @@ class LogTail:
         self.latest: deque[StepRecord] = deque(maxlen=KEPT)  # steps by this plan
         self.start = 0  # the first step of this run, or one close to it
         self.run: str | None = None  # its id, as its launcher gave it or the log says
-        self.events: list[Event] = []  # of this run, those that the launcher has not added itself
+        self.events: list[Event] = []  # of this run, without those that the launcher added
         self.seen: list[Event] = []
 
     @property
     def begun(self) -> bool:
-        """Whether the run has written records, taken in or not."""
+        """Whether the run has written records."""
         with suppress(FileNotFoundError):
             now = self._path.stat()
             return now.st_ino != self._before and now.st_size > 0
         return False
 
     def read(self) -> bool:
-        """Take in new records, and say whether there are any of this plan."""
+        """Read new records; returns whether there are any of this plan."""
         if not self.begun:
             return False
         lines = self._lines.read()
@@ -83,7 +83,7 @@ class LogTail:
 
 
 class RankNews:
-    """News of checkpoints, evaluations and the end in a rank's growing log."""
+    """New lines on checkpoints, evaluations and the end in a rank's growing log."""
 
     def __init__(self, path: Path):
         self._lines = NewLines(path)
@@ -113,13 +113,13 @@ class TrainingRun:
         self._health = Health(plan, mfu_of(plan, shape, settings), steps, "GPU" if gpus.gpu_count() else "process")
         self.log = LogTail(settings.log, plan)
         self._news: RankNews
-        self._signals: list[int] = []  # received, upon which the run stops
+        self._signals: list[int] = []  # received signals, which stop the run
         self._stopped = False
-        self._lines = 0  # of health that are due up to the last one that was shown
+        self._lines = 0  # health lines due at the last one shown
 
     def start(self, program: Sequence[str], timeout_s: float, nodes: Nodes, wait_s: float) -> None:
-        """Start the ranks of this node and show how they do until they end. `program`: a module or a script, and its
-        arguments. `wait_s`: for which ranks wait for one another. Raises GalvatronError: a rank failed, which it names.
+        """Start the ranks of this node and show their progress until they end. `program`: a module or a script, and its
+        arguments. `wait_s`: timeout of ranks that wait for each other. Raises GalvatronError that names a failed rank.
         """
         from paddlenlp_galvatron.launch.processes import Launch, LaunchError, OutOfMemory, World
 
@@ -158,14 +158,14 @@ class TrainingRun:
 
     @property
     def exit_code(self) -> int:
-        """0: all steps are done; else, as shells have it, 128 and the number of the signal that stopped the run:
-        SIGTERM where another node or a rank alone received it."""
+        """0: all steps are done. Else 128 + the number of the signal that stopped the run, as in shells; SIGTERM if
+        only another node or a rank received it."""
         return 128 + next(iter(self._signals), signal.SIGTERM) if self._stopped else 0
 
     @contextmanager
     def _saved_on_interrupt(self) -> Iterator[None]:
-        """Ctrl-C ends a run that trains as SIGTERM does, with a checkpoint; a second one ends it at once. Signals are
-        noted."""
+        """Ctrl-C ends a training run like SIGTERM, with a checkpoint; a second Ctrl-C ends it at once. Records the
+        signals."""
 
         def interrupt(number: int, _: object) -> None:
             signal.signal(signal.SIGINT, handlers[signal.SIGINT])
@@ -189,7 +189,7 @@ class TrainingRun:
                 signal.signal(number, handler)
 
     def _follow(self, progress: Progress, task: TaskID, leads: bool) -> None:
-        """Show how the run is doing: on node 0, which `leads`, by its first rank's log, on others by the events."""
+        """Show the run's progress: on node 0 (`leads`) from its first rank's log, on other nodes from the events."""
         for line in self._news.read():
             self._stopped |= line.startswith(STOPPED)
             if leads:
@@ -208,7 +208,7 @@ class TrainingRun:
             self._write_events()
 
     def _announce(self, event: str, text: str, leads: bool) -> None:
-        """Add an event of the launcher itself, on node 0 alone."""
+        """Add an event of the launcher, only on node 0."""
         if leads:
             made = step_log.new_event(self.log.run, event, text)
             self.log.seen.append(made)
@@ -235,7 +235,7 @@ class TrainingRun:
             self._announce("warning", f"{WARNING}{warning}", leads)
 
     def summary(self) -> dict[str, Any]:
-        """The outcome, for programs."""
+        """The outcome as JSON values."""
         first, latest = self.log.first, list(self.log.latest)
         return {
             "steps": self.log.count,
@@ -250,7 +250,7 @@ class TrainingRun:
         }
 
     def show_end(self) -> None:
-        """Print the results: how far the run came, loss, speed, and traffic next to the prediction."""
+        """Print the results: steps, loss, speed, and traffic next to the prediction."""
         if self.log.first is None and self._stopped:
             self._console.print(f"stopped before a step of {self._steps}; {self._settings.how_to_resume}")
             return
@@ -275,15 +275,15 @@ class TrainingRun:
         )
         if self._settings.traced_steps and self._settings.traced.exists():
             self._console.print(f"time lines in {near(self._settings.traced)}; open it in https://ui.perfetto.dev")
-        if self._plan.world_size > 1 and self._settings.preference is None:  # sums over DPO's pairs are not predicted
+        if self._plan.world_size > 1 and self._settings.preference is None:  # DPO's sums over pairs are not predicted
             adapters = self._settings.adapters("")
             traffic, rank = read_json(self._settings.traffic), adapters.rank if adapters else None
             self._console.print(traffic_table(self._plan, self._shape, traffic, rank))
 
 
 def mfu_of(plan: Plan, shape: ModelShape, settings: TrainSettings) -> Callable[[float], float | None]:
-    """MFU by tokens/s: of trained weights, by documents as the plan was searched for; the peak is that of this node's
-    GPUs by the full name that their driver gives, else that of the device that the plan was searched for."""
+    """MFU from tokens/s, for the trained weights and the document lengths that the plan was searched for. The peak is
+    that of this node's GPUs by the driver's full name, else of the device that the plan was searched for."""
     if not (settings.peak_tflops or gpus.gpu_count()):
         return lambda tokens_per_s: None
     from paddlenlp_galvatron.profiles.data_sheet import Device
@@ -299,7 +299,7 @@ def mfu_of(plan: Plan, shape: ModelShape, settings: TrainSettings) -> Callable[[
     return partial(device.mfu, plan=plan, shape=shape, frozen=settings.adapts, document_tokens=documents)
 
 
-HOOK_S = 30.0  # a command is ended after this time
+HOOK_S = 30.0  # a command is killed after this time
 
 
 class EventHook:
@@ -307,9 +307,9 @@ class EventHook:
     that fails is a warning."""
 
     def __init__(self, command: str | None, log: Path, console: Console):
-        """`command`: None: none is wanted. `log`: the file for its output."""
+        """`command`: None: no command. `log`: the file for its output."""
         self._command, self._log, self._console = command, log, console
-        self._threads: list[Thread] = []  # one for each event
+        self._threads: list[Thread] = []  # a thread for each event
 
     def start(self, event: dict[str, Any]) -> None:
         """Start the command for an event."""
@@ -318,7 +318,7 @@ class EventHook:
             self._threads[-1].start()
 
     def close(self) -> None:
-        """Wait for the commands that run."""
+        """Wait for the running commands."""
         for thread in self._threads:
             thread.join()
 

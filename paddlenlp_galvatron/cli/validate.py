@@ -19,7 +19,7 @@ def validate(values: dict[str, Any], json: bool) -> None:
     """Draw random plans, run each, and compare predictions with measurements. Exit code 1 if the accuracy is
     worse than the given limits."""
     options = ValidateOptions.from_values(values)
-    load_model(options.model_size).trained()  # faults are reported before Paddle is imported
+    load_model(options.model_size).trained()  # reports faults before Paddle is imported
     if not options.profiles.is_dir():
         raise UserError(f"profiles: no folder {options.profiles}; measure with galvatron profile all")
     from paddlenlp_galvatron.check.validation.accuracy import accuracy_json, accuracy_tables, shortcomings
@@ -27,7 +27,7 @@ def validate(values: dict[str, Any], json: bool) -> None:
 
     validation = Validation(options, say_note)
     validation.run()
-    if options.node_rank:  # the first node has the journal
+    if options.node_rank:  # the first node writes the journal
         return
     accuracy = validation.accuracy()
     answer = accuracy_json(accuracy)

@@ -1,5 +1,5 @@
-"""`galvatron what-if`: a page of this machine alone, on which model, cluster, budget, batch and length are changed, and
-the best plan with them."""
+"""`galvatron what-if`: a local page that shows the best plan while you change model, cluster, budget, batch and
+length."""
 
 import html
 import json
@@ -37,17 +37,17 @@ from .command import answer as tell
 app = App()
 
 ADDRESS = "127.0.0.1"
-HOSTS = (ADDRESS, "localhost")  # names under which the page may be requested; another is a foreign page's doing
+HOSTS = (ADDRESS, "localhost")  # valid Host names of requests; others come from a foreign page
 REQUEST_S = 30.0  # a silent browser is disconnected after this time
 WAITING = 16  # questions that may wait; a page asks one at a time
-LOOK_S = 0.5  # between looks whether anybody waits for the answer that is searched
+LOOK_S = 0.5  # interval at which a search checks that its client still waits
 SCRIPTS = ("page.js", "what_if.js")
 SAFE: dict[str, str] = read_json(PAGES / "headers.json")
 SAVED = {"Content-Disposition": 'attachment; filename="plan.json"'}
 
 
 class ServeOptions(Options):
-    """Where the page is."""
+    """Options: the address of the page."""
 
     port: Port | None = None
 
@@ -62,7 +62,7 @@ def what_if(values: dict[str, Any], no_browser: bool, json: bool) -> None:
 
 
 def work(question: Form) -> Answer:
-    """Raises UserError that names the fields."""
+    """Answer a question. Raises UserError that names the fields."""
     notes: list[str] = []
     with within("search_options"):
         more = _more(question.search_options, notes.append)
@@ -91,11 +91,11 @@ class _Asked(NamedTuple):
 
 
 class _Abandoned(BaseException):
-    """Nobody waits for the answer any more; like an interrupt, it ends a search."""
+    """No client waits for the answer any more; ends a search like an interrupt."""
 
 
 def serve(form: Mapping[str, str], port: int, show: bool, as_json: bool = False) -> None:
-    """Answer until Ctrl-C. Threads take the browser's requests; the searches are made here, where signals end them."""
+    """Answer until Ctrl-C. Threads receive the browser's requests; searches run here, where signals can end them."""
     token = secrets.token_urlsafe(24)
     asked: Queue[_Asked] = Queue(WAITING)
     handler = type("Handler", (_Handler,), {"token": token, "asked": asked, "form": form})
@@ -114,7 +114,8 @@ def serve(form: Mapping[str, str], port: int, show: bool, as_json: bool = False)
 
 @contextmanager
 def _shown(address: str, show: bool) -> Iterator[None]:
-    """Opened in a browser by a file that only this user can read: every user can read a browser's command line."""
+    """Open the page in a browser through a file that only this user can read, as every user can read a browser's
+    command line."""
     with tempfile.TemporaryDirectory(prefix="galvatron-what-if-") as folder:
         if show:
             file = Path(folder, "open.html")
@@ -149,7 +150,7 @@ def _answer_all(asked: Queue[_Asked]) -> None:
 
 
 def _is_gone(connection: socket.socket) -> bool:
-    """Whether who asked has closed the connection: a page that was closed or loaded again."""
+    """Whether the client has disconnected: the page was closed or reloaded."""
     poll = select.poll()
     try:
         poll.register(connection, select.POLLRDHUP)
@@ -160,14 +161,14 @@ def _is_gone(connection: socket.socket) -> bool:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Reports nothing where the browser has gone."""
+        """Report an error, unless the browser has disconnected."""
         error = sys.exc_info()[1]
         if not isinstance(error, ConnectionError | TimeoutError):
             say(f"error: a request was not answered: {type(error).__name__}: {error}", err=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Pages under the token alone, requested by this machine's own name."""
+    """Serves pages only under the token and only to requests by a local host name."""
 
     token: str
     asked: Queue[_Asked]
@@ -216,7 +217,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(404, "text/plain", "no such page")
 
     def _answer(self, form: Mapping[str, str]) -> Answer:
-        """Raises GalvatronError that says what is wrong, by field."""
+        """Raises GalvatronError with the faults by field."""
         filled = {name: value.strip() for name, value in form.items() if value.strip()}
         values = canonical_options(filled, Form.model_fields)
         outcome: Future[Answer] = Future()
@@ -244,4 +245,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """A line a request would only hide the address."""
+        """Log nothing: a line per request would hide the address."""

@@ -1,10 +1,10 @@
 """The cost of a plan: time, memory, schedule simulation, traffic.
 
-A price is made in one pass: bytes of the collectives in `plan.comm_points` and their times (`collectives`), with passes
-and weights the cost of a module (`module`), a layer by its strategy (`layers`, with `experts`). `model`
-has all prices that a search asks for, and predicts a plan: `simulate` times its step, `stage_memory` bounds its memory
-as the search does, and estimates it; `traffic` counts its bytes. `load` makes it of profile files or a data sheet.
-`facts` are a plan's time and memory by term, which text, JSON and pages render.
+A price is computed in one pass. `collectives` has bytes and times of the collectives in `plan.comm_points`, `module`
+adds passes and weights, and `layers` (with `experts`) prices a layer by its strategy. `model` has all prices of a
+search and predicts a plan: `simulate` times its step, `stage_memory` bounds and estimates its memory, `traffic` counts
+its bytes. `load` makes it from profile files or a data sheet. `facts` are a plan's time and memory by term, which text,
+JSON and pages render.
 """
 
 from .costs import CostOptions, LayerCost, Prediction, StageSetting, States, Task, Terms, Workspace

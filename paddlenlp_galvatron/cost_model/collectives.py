@@ -1,7 +1,7 @@
 """Collectives of a module by `plan.comm_points`: their bytes, for prices and for counts (`traffic`), and their times.
 
-Gradients of matrices are summed over the ranks that hold the same weights; those of vectors together at the end of the
-step. Weights that do not learn have none of these.
+Gradients of matrices are reduced over the ranks that hold the same weights; those of vectors together at the end of the
+step. Frozen weights have no such collectives.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ..profiles.memory import Role
 from ..profiles.network import Network, Place
 from .weights import StateBytes, Weights, weights_of
 
-Kind = tuple[Collective, tuple[Axis, ...], int, Message]  # of a message, over axes, parts of all tokens, its width
+Kind = tuple[Collective, tuple[Axis, ...], int, Message]  # axes, parts of all tokens, message
 
-TWINS = (Axis.PIPELINE,)  # a rank of the first stage and its peer of the last
+TWINS = (Axis.PIPELINE,)  # a rank of the first stage and its peer in the last
 COPIES = (Axis.COPIES,)
-PART, REPLICAS = (Axis.SHARDS,), (Axis.REPLICAS,)  # of ranks with the same weights, in parts of which ZeRO shards
+PART, REPLICAS = (Axis.SHARDS,), (Axis.REPLICAS,)  # axes of ranks with the same weights; ZeRO shards over SHARDS
 
 
 class Call(NamedTuple):
@@ -55,20 +55,20 @@ class Call(NamedTuple):
 class Calls(NamedTuple):
     """Collectives of one module on one rank."""
 
-    forward: tuple[Call, ...] = ()  # each micro-batch, in the way of compute
-    backward: tuple[Call, ...] = ()  # the same; recompute's included
-    beside: tuple[tuple[CommPoint, Call], ...] = ()  # each micro-batch, during backward's products behind a point
+    forward: tuple[Call, ...] = ()  # each micro-batch, not overlapped with compute
+    backward: tuple[Call, ...] = ()  # the same, including recompute's
+    beside: tuple[tuple[CommPoint, Call], ...] = ()  # each micro-batch, during backward's products after a point
     gather_forward: tuple[Call, ...] = ()  # ZeRO-3's weights: each micro-batch, during forward
     gather_backward: tuple[Call, ...] = ()  # the same, during backward
     reduce: tuple[Call, ...] = ()  # gradients, during backward: of the last micro-batch, or of each
-    across: tuple[Call, ...] = ()  # gradients, between ZeRO's parts: during the last backward
+    across: tuple[Call, ...] = ()  # gradients, across replicas of ZeRO's shards: during the last backward
     finish: tuple[Call, ...] = ()  # gradients, once a step when all backward passes are done
-    vectors: tuple[Call, ...] = ()  # gradients of norms and biases, then too; those of a whole stage in one message
+    vectors: tuple[Call, ...] = ()  # gradients of norms and biases, at the same time; one message per stage
     publish: tuple[Call, ...] = ()  # ZeRO-2's updated weights, once a step
 
     @property
     def points(self) -> tuple[Call, ...]:
-        """All at communication points."""
+        """All calls at communication points."""
         return *self.forward, *self.backward, *(call for _, call in self.beside)
 
     @property
@@ -79,24 +79,24 @@ class Calls(NamedTuple):
 
     @property
     def in_turn(self) -> Calls:
-        """These calls for software whose collectives of tensor and data parallelism overlap with nothing."""
+        """These calls for software that overlaps no collective of tensor and data parallelism."""
         backward = (*self.backward, *(call for _, call in self.beside))
         finish = self.finish + self.reduce + self.across
         return self._replace(backward=backward, beside=(), reduce=(), across=(), finish=finish)
 
     def __add__(self, other: Calls) -> Calls:  # type: ignore[override]
-        """These calls and the other's."""
+        """The sum of two sets of calls."""
         return Calls(*map(add, self, other))
 
 
-# Hidden states that a token of MTP crosses over between its layer's layout and the vocabulary's: to the last norm and
-# back, with the next token's embedding, and to the LM head.
+# Reshardings of a token's hidden states between an MTP layer's layout and the vocabulary's: to the last norm and back,
+# with the next token's embedding, and to the LM head.
 MTP_CHANGES = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
-    """A stage and its micro-batches: all on which a module's cost depends besides its strategy."""
+    """A stage and its micro-batches: everything besides its strategy on which a module's cost depends."""
 
     stage_size: int  # ranks
     micro_batch: int  # samples, over the whole stage
@@ -108,13 +108,13 @@ class Setting:
     layer_type: int = 0
 
     def gathered(self, number_bytes: int) -> int:
-        """Bytes of a number that products read, as ZeRO gathers weights and Megatron-SP tokens: Megatron-Core's
-        fp8_param_gather, and Transformer Engine, which quantises tokens first. Other messages have 16 bits there."""
+        """Bytes per number in all-gathers of weights (ZeRO) and tokens (Megatron-SP): Megatron-Core's fp8_param_gather,
+        and Transformer Engine, which quantizes tokens before the all-gather. Other messages have 16 bits there."""
         return 1 if self.assumed.products else number_bytes
 
 
 def layer_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> Calls:
-    """Collectives of one decoder layer, but for those of its experts."""
+    """Collectives of one decoder layer without those of its experts."""
     points = point_calls(model, strategy, setting, block_points(model), repeated(strategy.recompute))
     return points + weight_calls(weights_of(model.block, strategy.tp), strategy, setting)
 
@@ -126,7 +126,7 @@ def point_calls(
     points: frozenset[CommPoint],
     again: frozenset[CommPoint] = frozenset(),
 ) -> Calls:
-    """Collectives at these communication points, of which backward repeats those of forward at some."""
+    """Collectives at these communication points; backward repeats forward's at `again`."""
     mesh = strategy.mesh(setting.stage_size)
 
     def call(each: Kind, times: int = 1) -> Call:
@@ -164,7 +164,7 @@ def _counts(
     points: frozenset[CommPoint],
     again: frozenset[CommPoint],
 ) -> tuple[Counter[Kind], Counter[Kind], list[tuple[CommPoint, Kind]]]:
-    """Number of equal collectives in forward and in backward, and those during backward's products."""
+    """Numbers of equal collectives in forward, in backward and during backward's products."""
     forward: Counter[Kind] = Counter()
     backward: Counter[Kind] = Counter()
     beside: list[tuple[CommPoint, Kind]] = []
@@ -184,9 +184,9 @@ def _counts(
 
 
 def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Setting) -> Calls:
-    """Collectives of embedding and of LM head (with last norm and loss), as far as a stage of this role has them. For
-    MTP the last stage looks tokens up, too, and has two losses."""
-    if setting.assumed.products:  # products of layers alone
+    """Collectives of embedding and of LM head (with last norm and loss), as far as a stage of this role has them. With
+    MTP the last stage also looks up tokens and has two losses."""
+    if setting.assumed.products:  # only layers use products in FP8
         setting = replace(setting, assumed=replace(setting.assumed, products=None))
     uses = (role != "last") + (role != "first") * model.mtp_layers  # uses of the embedding
     embedding = _embedding_calls(model, vocab, setting, uses) if uses else Calls()
@@ -207,7 +207,8 @@ def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Se
 def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting, uses: int) -> Calls:
     points = sum([point_calls(model, vocab, setting, EMBEDDING)] * uses, Calls())
     weights = weight_calls(weights_of(model.embedding, vocab.tp), vocab, setting)
-    # A lookup needs no weights in backward, and its backward is the last pass of all: nothing is left to hide behind.
+    # A lookup needs no weights in backward, and its backward is the last pass: no compute is left to hide its
+    # collectives.
     finish = weights.reduce + weights.across
     return points + Calls(gather_forward=weights.gather_forward, finish=finish, publish=weights.publish)
 
@@ -215,9 +216,9 @@ def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting, 
 def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
     weights = weight_calls(weights_of(model.head, vocab.tp), vocab, setting)
     points = point_calls(model, vocab, setting, HEAD - LOSS)
-    if vocab.pieces > 1:  # no tokens are needed again
+    if vocab.pieces > 1:  # backward needs no tokens
         points = points.alone
-    elif not setting.states.gradient:  # a frozen table's gradient, for which tokens would be gathered again
+    elif not setting.states.gradient:  # a frozen table has no gradient, for which tokens would be gathered again
         points = points._replace(beside=())
     loss = tuple(
         call._replace(bytes=FP32_BYTES * tokens, times=call.times * pieces)
@@ -228,7 +229,7 @@ def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Ca
 
 
 def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Calls:
-    """Gathers of weights, reductions of gradients, gathers of updated weights."""
+    """All-gathers of weights, reductions of gradients, all-gathers of updated weights."""
     sharing = strategy.mesh(setting.stage_size).degree(*SHARDING)
     sharded = matrix_calls(weights.matrices, strategy.dp_type, SHARDING, sharing, strategy.sharding, setting)
     if not setting.states.gradient:
@@ -243,7 +244,7 @@ def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Call
             Call(Collective.ALL_REDUCE, (Axis.TENSOR,), numbers * setting.states.gradient)
             for numbers in weights.whole_matrices
         )
-    if sharing == 1 and not setting.assumed.async_grad_reduce:  # their copies alone are summed, once
+    if sharing == 1 and not setting.assumed.async_grad_reduce:  # only their copies are reduced, once
         return Calls(across=reduce, vectors=vectors) + sharded
     return Calls(reduce=reduce, vectors=vectors) + sharded
 
@@ -251,8 +252,8 @@ def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Call
 def matrix_calls(
     numbers: int, dp_type: DataParallel, axes: tuple[Axis, ...], sharing: int, sharding: int | None, setting: Setting
 ) -> Calls:
-    """Collectives of matrices of `numbers` numbers that `sharing` ranks along these axes hold equally, or ZeRO shards
-    over `sharding` of them."""
+    """Collectives of matrices with `numbers` elements that `sharing` ranks along these axes hold equally or that ZeRO
+    shards over `sharding` of them."""
     if sharing == 1 or not numbers:
         return Calls()
     ops, states = WEIGHT_OPS[dp_type], setting.states
@@ -270,7 +271,7 @@ def matrix_calls(
 
 
 def _vector_calls(weights: Weights, setting: Setting, sharing: int) -> Iterator[Call]:
-    """Sums of the gradients of norms and biases."""
+    """Reductions of the gradients of norms and biases."""
     gradient = setting.states.gradient
     for vector in weights.copied_vectors:
         yield Call(Collective.ALL_REDUCE, COPIES, vector * gradient)
@@ -288,7 +289,7 @@ def _vector_calls(weights: Weights, setting: Setting, sharing: int) -> Iterator[
 
 @lru_cache(maxsize=100_000)
 def place_of(axes: tuple[Axis, ...], mesh: Mesh, gpus_per_node: int, pipeline: int) -> Place:
-    """Place of the groups along these axes of a stage, as the one among them that spans most nodes."""
+    """Place of the groups along these axes of a stage: that of the group that spans most nodes."""
     members = mesh.groups(*axes)
     consecutive = members.shape[1] == 1 or bool(members[0, 1] - members[0, 0] == 1)
     offsets = {stage * mesh.size % gpus_per_node for stage in range(pipeline)}
@@ -296,7 +297,7 @@ def place_of(axes: tuple[Axis, ...], mesh: Mesh, gpus_per_node: int, pipeline: i
 
 
 def _nodes(members: Ranks, gpus_per_node: int) -> int:
-    """Most nodes that a row (ranks rising) spans."""
+    """Largest number of nodes that a row of rising ranks spans."""
     nodes = members // gpus_per_node
     return int((np.diff(nodes, axis=1) != 0).sum(axis=1).max(initial=0)) + 1
 
@@ -305,15 +306,15 @@ class Overlapped(NamedTuple):
     """Collectives that overlap with compute, in ms."""
 
     ms: float = 0.0  # one after the other
-    slowed_ms: float = 0.0  # the same, each times its overlap coefficient
+    slowed_ms: float = 0.0  # the same, each multiplied by its overlap coefficient
 
     def __add__(self, other: Overlapped) -> Overlapped:  # type: ignore[override]
-        """These times and the other's."""
+        """The sum of two times."""
         return Overlapped(self.ms + other.ms, self.slowed_ms + other.slowed_ms)
 
     def with_compute(self, compute_ms: float) -> float:
-        """Both started together: while both run each is slower by the collectives' overlap coefficients, in the mean
-        over their time. Never worse than in turn."""
+        """The time of collectives and compute started together. While both run, each is slowed by the collectives'
+        overlap coefficient (time-weighted mean). Never more than one after the other."""
         if compute_ms == 0 or self.ms == 0:
             return compute_ms + self.ms
         longer, shorter = max(compute_ms, self.ms), min(compute_ms, self.ms)
@@ -331,15 +332,15 @@ class CallTimes(NamedTuple):
     across: Overlapped = Overlapped()
     finish_ms: float = 0.0  # includes gradients of vectors
     publish_ms: float = 0.0
-    beside: tuple[tuple[CommPoint, Overlapped], ...] = ()  # each call by itself
-    hidden_ms: float = 0.0  # share of these that products hide
+    beside: tuple[tuple[CommPoint, Overlapped], ...] = ()  # times by call
+    hidden_ms: float = 0.0  # the part of overlapped calls that products hide
 
     @classmethod
     def of(
         cls, calls: Calls, mesh: Mesh, pipeline: int, copies: int, sharding: int | None, network: Network
     ) -> CallTimes:
         """Times of the calls on this cluster. `copies`: ranks of a tp group that hold the same kv heads; `sharding`: as
-        strategies have it."""
+        in strategies."""
         parted = mesh.parted(sharding) if sharding else mesh
 
         def each_ms(call: Call, joined: bool = False) -> float:
@@ -372,13 +373,13 @@ class CallTimes(NamedTuple):
         )
 
     def slowed(self, times: float) -> CallTimes:
-        """These times, with those of communication points `times` times as long."""
+        """These times with those of communication points multiplied by `times`."""
         beside = tuple([(point, Overlapped(*(times * ms for ms in call))) for point, call in self.beside])
         return CallTimes(times * self.forward_ms, times * self.backward_ms, beside=beside)
 
     def behind(self, product_ms: Mapping[CommPoint, float]) -> CallTimes:
-        """Backward with the part of the calls during its products that these do not hide. `product_ms`: of all products
-        behind a point, for the gradients of their input, or of their weights."""
+        """These times where backward includes the part of `beside` that products do not hide. `product_ms`: time of all
+        products after a point for the gradients of their input or of their weights."""
         shown_ms = sum([call.with_compute(product_ms[point]) - product_ms[point] for point, call in self.beside])
         all_ms = sum([call.ms for _, call in self.beside])
         return self._replace(backward_ms=self.backward_ms + shown_ms, beside=(), hidden_ms=all_ms - shown_ms)

@@ -27,11 +27,11 @@ class Profiles:
     times: ComputeTimes
     memory: MemoryUse
     device: Device  # every rank's device
-    cluster: tuple[int, int] | None = None  # nodes, and GPUs of each; None: those that the network was measured on
+    cluster: tuple[int, int] | None = None  # nodes, GPUs per node; None: those on which the network was measured
 
     @classmethod
     def of(cls, network: Network, times: ComputeTimes, memory: MemoryUse) -> Profiles:
-        """Profiles, with the device that they name."""
+        """Profiles and the device that they name."""
         return cls(network, times, memory, device_of(network.profile.meta, times.profile.meta, memory.profile.meta))
 
     @property
@@ -44,22 +44,22 @@ class Profiles:
 
     @property
     def files(self) -> tuple[ProfileFile, ...]:
-        """The files that they were read from."""
+        """The paths of the profiles' files."""
         return (*self.network.profile.files, *self.times.profile.files, *self.memory.profile.files)
 
     @property
     def reserve(self) -> Reserve:
-        """Memory of its devices besides tensors: none where no profile names a GPU."""
+        """Memory of its devices outside tensors; none where no profile names a GPU."""
         measured = MeasuredReserve.of(self.network.profile.meta, self.memory.profile.meta)
         return reserve_of(self.device, self.num_nodes * self.gpus_per_node, measured)
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The weights that learn, and the models computed in addition. The default trains all weights."""
+    """The trained weights and the additional models to compute. The default trains all weights."""
 
     adapter_rank: int | None = None  # LoRA in every projection of the layers, all other weights frozen; None: no LoRA
-    document_tokens: float | None = None  # of a token's document, the mean over a row, in which attention stays
+    document_tokens: float | None = None  # mean length of a token's document, which bounds attention
 
     @property
     def frozen(self) -> bool:
@@ -71,7 +71,7 @@ class Task:
         return [kept] if self.frozen and experts else []
 
     def seen(self, seq: int) -> float:
-        """Share of the pairs of tokens of a causal row that attention computes."""
+        """Share of a causal row's pairs of tokens that attention computes."""
         return min(1.0, self.document_tokens / seq) if self.document_tokens else 1.0
 
 
@@ -80,23 +80,24 @@ class CostOptions:
     """Options of the user besides the plan's assumptions."""
 
     context_mib: float = 0.0  # reserve of every device: CUDA context, fragmentation, other programs
-    # Share of freed working memory that the allocator keeps, besides the reserve; None: memory counts tensors alone.
+    # Share of freed working memory that the allocator keeps, in addition to the reserve; None: memory counts only
+    # tensors.
     freed: float | None = None
     global_memory_buffer: bool = True  # Megatron-SP: room for the gathered activations of one layer
     task: Task = Task()
-    imbalance: float = IMBALANCE  # of experts: rows of the rank that gets most over the mean, as times have it
-    imbalance_bound: float = IMBALANCE_BOUND  # the same, as the bound of memory has it
+    imbalance: float = IMBALANCE  # experts' rows of the busiest rank / mean, for times
+    imbalance_bound: float = IMBALANCE_BOUND  # the same, for the bound of memory
     kernels: ExpertKernels = GROUPED  # experts' kernels
-    padded: bool = False  # whether their rows are padded in pipelines on GPUs, as ours are
-    in_place: bool = True  # losses take the place of logits, as our runtime has it. Else for published runs alone
-    # Megatron-SP that keeps gathered inputs of products until backward, which overlaps with nothing, as
-    # PaddlePaddle's own and nanotron's. Priced only, for published runs.
+    padded: bool = False  # whether experts' rows are padded in pipelines on GPUs, as our runtime does
+    in_place: bool = True  # losses use the logits' memory, as in our runtime. False only for published runs
+    # Megatron-SP that keeps gathered inputs of products until backward and overlaps no collective, as in PaddlePaddle
+    # and nanotron. Priced only, for published runs.
     keeps_gathered: bool = False
-    overlaps: bool = True  # collectives of tp and dp with backward; older software's do not. Priced only
-    # Products add weight gradients to their sum themselves, as Megatron-LM's with Transformer Engine. Priced only.
+    overlaps: bool = True  # tp and dp collectives overlap with backward, unlike in older software. Priced only
+    # Fused weight-gradient accumulation, as in Megatron-LM with Transformer Engine. Priced only.
     fused_gradients: bool = False
-    keeps_keys: bool = True  # context parallelism keeps other ranks' keys and values; rings and exchanges do not
-    # The first update of an offloaded optimizer has all fp32 weights on the device, as PaddlePaddle's own. Priced only.
+    keeps_keys: bool = True  # context parallelism keeps other ranks' keys and values; rings and all-to-alls do not
+    # The first update of an offloaded optimizer has all fp32 weights on the device, as in PaddlePaddle. Priced only.
     masters_first: bool = False
 
     @property
@@ -105,7 +106,7 @@ class CostOptions:
 
 
 class StageSetting(NamedTuple):
-    """A stage and its micro-batches, as prices depend on them."""
+    """Sizes of a stage and its micro-batches on which prices depend."""
 
     stage_size: int  # ranks
     micro_batch: int  # samples, over the whole stage
@@ -114,7 +115,7 @@ class StageSetting(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan) -> StageSetting:
-        """Any stage of a plan."""
+        """The setting of any stage of a plan."""
         return cls(plan.stage_size, plan.micro_batch, plan.micro_batches, plan.pipeline)
 
 
@@ -123,7 +124,7 @@ class States(NamedTuple):
 
     parameters_mib: float = 0.0
     gradients_mib: float = 0.0
-    moments_mib: float = 0.0  # the optimizer's, and its fp32 copy of 16-bit weights
+    moments_mib: float = 0.0  # optimizer moments and the fp32 copy of 16-bit weights
     masks_mib: float = 0.0  # attention masks, and messages between stages
 
 
@@ -136,10 +137,10 @@ class PassTerms(NamedTuple):
     reduce_ms: float = 0.0  # gradients that are reduced after each micro-batch
     tensor_ms: float = 0.0  # collectives of tensor and context parallelism and Ulysses
     expert_ms: float = 0.0  # messages of expert parallelism
-    offload_ms: float = 0.0  # copies of activations to the host's memory and back, beyond the pass
+    offload_ms: float = 0.0  # copies of activations to host memory and back, beyond the pass
 
     def __add__(self, other: PassTerms) -> PassTerms:  # type: ignore[override]
-        """The terms of two modules together."""
+        """The sum of the terms of two modules."""
         return PassTerms(*map(add, self, other))
 
 
@@ -148,19 +149,19 @@ class Terms(NamedTuple):
 
     states: States
     passes: ByKind[PassTerms] = ByKind(PassTerms(), PassTerms())
-    # Each micro-batch, ms, behind compute.
+    # Each micro-batch, ms, hidden by compute.
     gather_hidden_ms: float = 0.0
     tensor_hidden_ms: float = 0.0
     # Once a step, ms.
     reduce_ms: float = 0.0  # gradients that are not reduced after each micro-batch
-    reduce_hidden_ms: float = 0.0  # behind compute; each micro-batch where they are reduced then
+    reduce_hidden_ms: float = 0.0  # hidden by compute; each micro-batch where gradients are reduced then
     reduced_each: bool = False
-    finish_ms: float = 0.0  # gradients that are summed when all backward passes are done
+    finish_ms: float = 0.0  # gradients that are reduced after all backward passes
     publish_ms: float = 0.0  # ZeRO-2's updated weights
     optimizer_ms: float = 0.0
 
     def __add__(self, other: Terms) -> Terms:  # type: ignore[override]
-        """The terms of two modules that reduce gradients at the same time."""
+        """The sum of the terms of two modules that reduce gradients at the same time."""
         states, passes = States(*map(add, self.states, other.states)), ByKind(*map(add, self.passes, other.passes))
         return Terms(*map(add, self, other))._replace(states=states, passes=passes, reduced_each=self.reduced_each)
 
@@ -169,13 +170,12 @@ NOTHING = Terms(States())
 
 
 class Workspace(NamedTuple):
-    """Transients during a module's backward, in MiB. A stage counts the largest of each term over its modules, as
-    neighbours have the last two: the next module's message is in flight, and the previous module's weights are
-    fetched."""
+    """Transients during a module's backward, in MiB. A stage counts the largest of each term over its modules: during
+    one module's backward, its neighbours' messages are in flight and weights are fetched."""
 
     own_mib: float = 0.0  # recompute's whole layer, gathered weights, gradients and the buffer that joins them
     message_mib: float = 0.0  # gradients that are being reduced while the next module works
-    fetched_mib: float = 0.0  # ZeRO-3's weights, and activations from the host's memory, while the module behind works
+    fetched_mib: float = 0.0  # ZeRO-3's weights and offloaded activations, during the following module's backward
     tables_mib: float = 0.0  # tables of positions under context parallelism
 
     @classmethod
@@ -192,32 +192,32 @@ class PartMemory(NamedTuple):
     """Memory of one part of a stage, a layer or vocabulary layers, on a rank, in MiB."""
 
     fixed_mib: float = 0.0  # all the time: weights, optimizer states, masks
-    gradient_mib: float = 0.0  # unreduced, as backward makes them
+    gradient_mib: float = 0.0  # gradients before their reduction
     kept_mib: float = 0.0  # the same gradients after their reduction
     late_mib: float = 0.0  # unreduced gradients, reduced only at the end of the step (a tied embedding)
     activation_mib: float = 0.0  # one micro-batch in flight
-    working_mib: float = 0.0  # backward's peak above the memory held
+    working_mib: float = 0.0  # backward's peak above the memory in use
     made_mib: float = 0.0  # gradients already produced when the first backward reaches its peak
-    gathered_mib: float = 0.0  # zero3's weights while the part runs
-    joined_mib: float = 0.0  # the message in which gradients are reduced
-    host_mib: float = 0.0  # optimizer states in the host's memory
-    away_mib: float = 0.0  # activations of a micro-batch that go to the host's memory
-    # Of these in the first update, where that has all fp32 weights on the device:
+    gathered_mib: float = 0.0  # ZeRO-3's gathered weights while the part runs
+    joined_mib: float = 0.0  # buffer in which gradients are reduced
+    host_mib: float = 0.0  # optimizer states in host memory
+    away_mib: float = 0.0  # a micro-batch's activations in host memory
+    # In the first update, where it has all fp32 weights on the device:
     master_mib: float = 0.0  # fp32 weights
     matrix_mib: float = 0.0  # moments of its largest matrix
 
     def __add__(self, other: PartMemory) -> PartMemory:  # type: ignore[override]
-        """Memory of two halves of a part together."""
+        """The sum of the memory of two halves of a part."""
         return PartMemory(*map(add, self, other))
 
     @property
     def shard_mib(self) -> float:
-        """Part of a message of gradients that stays until all of it has been reduced."""
+        """MiB of a gradient message that stay until the whole message has been reduced."""
         return self.kept_mib + self.joined_mib - self.gradient_mib if self.kept_mib < self.gradient_mib else 0.0
 
     @property
     def late(self) -> float:
-        """Share of the gradients that is late."""
+        """Share of the gradients that are reduced at the end of the step."""
         return self.late_mib / self.gradient_mib if self.late_mib else 0.0
 
 
@@ -225,13 +225,13 @@ class PartMemory(NamedTuple):
 class LayerCost:
     """Cost of one layer (or of the vocabulary layers of one stage) on the rank that has most of it."""
 
-    passes_ms: ByKind[float]  # one micro-batch, with all communication in its way and recompute
-    sync_ms: float  # on top of the last micro-batch's backward: gradient sum and optimizer step
+    passes_ms: ByKind[float]  # one micro-batch, with recompute and exposed communication
+    sync_ms: float  # after the last micro-batch's backward: gradient reduction and optimizer step
     states_mib: float  # weights, gradients, optimizer states
-    activation_mib: float  # held by every micro-batch in flight
+    activation_mib: float  # per micro-batch in flight
     workspace: Workspace
     terms: Terms = field(default=NOTHING, compare=False, repr=False)
-    memory: PartMemory | None = field(default=None, compare=False, repr=False)  # None: no walk finds its peak
+    memory: PartMemory | None = field(default=None, compare=False, repr=False)  # None: only bounded
 
     @classmethod
     def of(
@@ -249,7 +249,7 @@ class LayerCost:
         )
 
     def behind_copies(self, mib_per_ms: float) -> LayerCost:
-        """The same where activations leave behind the layer's forward, and come ahead of its backward."""
+        """The same cost with activations offloaded after the layer's forward and fetched before its backward."""
         assert self.memory
         copies_ms = self.memory.away_mib / mib_per_ms
         beyond_ms = (max(copies_ms - pass_ms, 0.0) for pass_ms in self.passes_ms)
@@ -258,7 +258,7 @@ class LayerCost:
         return LayerCost.of(terms, self.activation_mib, self.workspace, self.memory)
 
     def __add__(self, other: LayerCost) -> LayerCost:
-        """Both halves of a layer, whose transients may coincide."""
+        """The sum of both halves of a layer, whose transients may coincide."""
         return LayerCost.of(
             self.terms + other.terms,
             self.activation_mib + other.activation_mib,
@@ -269,24 +269,24 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Peak of one stage, in MiB, by term. The search holds plans to the total, a bound: not all terms peak at once."""
+    """Peak of one stage, in MiB, by term. The search limits the total, an upper bound: not all terms peak at once."""
 
     context_mib: float
     states_mib: float
     activations_mib: float  # all micro-batches in flight
     working_mib: float  # the workspace
-    estimate_mib: float | None = None  # of tensors, from a walk through the step; None: no walk finds it
-    apart_mib: float = 0.0  # with `masters_first`: tensors, if update and backward share no place
-    host_mib: float = 0.0  # in the host's memory: optimizer states and activations, which are no part of the others
+    estimate_mib: float | None = None  # of tensors, from a walk through the step; None: only bounded
+    apart_mib: float = 0.0  # with `masters_first`: tensors, if update and backward share no blocks
+    host_mib: float = 0.0  # in host memory: optimizer states and activations, not in the other terms
 
     @property
     def tensors_mib(self) -> float:
-        """The estimate, without the reserve."""
+        """The estimate without the reserve."""
         bound = self.total_mib - self.context_mib
         return bound if self.estimate_mib is None else min(self.estimate_mib, bound)
 
     def allocator_mib(self, reserve: Reserve) -> float:
-        """The most that the allocator takes."""
+        """Upper bound of the allocator's memory."""
         return reserve.allocator_mib(max(self.tensors_mib, self.apart_mib), self.working_mib)
 
     @property
@@ -300,12 +300,12 @@ class StagePrediction:
 
     passes_ms: ByKind[float]
     sync_ms: float  # time added to the last backward
-    send_ms: float  # to the next stage, and the gradient back, from all its chunks; 0 from the last of all
+    send_ms: float  # to the next stage and the gradient back, for all chunks; 0 after the last chunk
     memory: StageMemory
     chunks_ms: tuple[tuple[ByKind[float], float], ...]  # passes and send of each chunk
 
     def summary(self) -> dict[str, Any]:
-        """Times and memory of all chunks together, as JSON values."""
+        """Times and memory summed over chunks, as JSON values."""
         passes = {f"{kind}_ms": self.passes_ms.of(kind) for kind in PassKind}
         times = {**passes, "sync_ms": self.sync_ms, "send_ms": self.send_ms}
         return {**times, "memory": asdict(self.memory), "memory_mib": self.memory.total_mib}
@@ -319,4 +319,4 @@ class Prediction:
     samples_per_s: float
     bubble_share: float  # share of all stages' time spent waiting
     stages: tuple[StagePrediction, ...]
-    times: StageTimes  # of every chunk of every stage, as they are simulated
+    times: StageTimes  # of every chunk of every stage, for the simulation

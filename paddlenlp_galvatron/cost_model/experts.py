@@ -1,9 +1,9 @@
 """Cost of a layer's experts on the rank that receives most rows: the expert half of a layer's price.
 
 The t tokens of a rank are t * k rows, which an all-to-all dispatches to the ranks of their experts and another returns.
-Every rank of a stage has equally many tokens under any strategy of the dense half, so the expert half depends on its
-own strategy alone. The imbalance is the rows of the busiest rank over the mean. A rank that holds all experts computes
-its own rows only, at any imbalance.
+Every rank of a stage has equally many tokens under any strategy of the dense half, so the expert half depends only on
+its own strategy. The imbalance is the rows of the busiest rank over the mean. A rank that holds all experts computes
+only its own rows, at any imbalance.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .costs import LayerCost, Workspace
 from .module import ModulePrices, Room, adapter_share, frozen_times, module_memory
 from .weights import expert_adapter_weights, expert_factors, expert_weights
 
-OF_EXPERTS = Recompute.FULL | Recompute.SUBLAYER | Recompute.GATE_UP  # recompute that experts take part in
+OF_EXPERTS = Recompute.FULL | Recompute.SUBLAYER | Recompute.GATE_UP  # kinds of recompute that include experts
 COUNT_BYTES = 8  # an int64 row count
-# Transient copies of the rows besides saved activations: in the order of ranks, as received, and by expert.
+# Transient copies of the rows in addition to saved activations: sorted by rank, as received, and sorted by expert.
 ROW_BUFFERS = 3
 
 
@@ -39,7 +39,8 @@ class ExpertPrices:
     @once
     def cost(self, experts: Experts, recompute: Recompute, setting: Setting, offload: int = 0) -> LayerCost:
         """The bound of the imbalance sets activations and workspace; the expected imbalance sets times and the memory
-        estimate. `recompute`: of OF_EXPERTS, as parts leave experts out; `offload`: percent of the activations."""
+        estimate. `recompute`: a kind of OF_EXPERTS, as others exclude experts; `offload`: percent of the
+        activations."""
         likely = self._expected(experts, recompute, setting, offload)
         room = self._room(experts, recompute, setting, self._options.imbalance_bound).offloaded(offload)
         sharding = experts.shards(setting.stage_size)
@@ -53,7 +54,8 @@ class ExpertPrices:
         return cost
 
     def _adapters(self, rank: int, experts: Experts, setting: Setting, forward_ms: float) -> LayerCost:
-        """Cost of the experts' adapters without activations, which `_room` has; `forward_ms`: of the experts."""
+        """Cost of the experts' adapters without activations, which `_room` adds; `forward_ms`: the experts' forward
+        time."""
         model, setting = self._modules.models[setting.layer_type], replace(setting, states=self._modules.state_bytes)
         own_ms = forward_ms * adapter_share(model.routed, experts.etp, rank, setting.assumed.number_types)
         weights, mesh = expert_adapter_weights(model, experts, rank), experts.mesh(setting.stage_size)
@@ -93,7 +95,7 @@ class ExpertPrices:
         kept = model.routed.kept(Fused.NONE)
         row_mib = setting.assumed.number_types.stored.bytes / MIB
         copies = self._options.kernels.copies * model.hidden_size
-        # Adapters keep the outputs of their first factors, and make one more gradient of the rows.
+        # Adapters keep the outputs of their first factors and compute one more gradient of the rows.
         between, buffers = 3 * (self._modules.task.adapter_rank or 0), ROW_BUFFERS + self._modules.task.frozen
         held_mib = rows * (kept.tokens + copies + between + kept.split / experts.etp) * row_mib
         if setting.assumed.products:
@@ -105,8 +107,8 @@ class ExpertPrices:
         return Room(held_mib - again_mib, working_mib + again_mib)
 
     def _crossing(self, model: ModelShape, experts: Experts) -> float:
-        """Share of a token's rows that the exchange sends: one for each of its experts, or of the ranks that have
-        some, or of their nodes, where they are several."""
+        """Share of a token's rows that the all-to-all sends: one row per expert, or per rank or node with several of
+        the token's experts."""
         if not self._options.kernels.once:
             return 1.0
         nodes, chosen = -(-experts.ranks // self._modules.profiles.gpus_per_node), model.experts_per_token
@@ -120,13 +122,13 @@ def rows_of(model: ModelShape, experts: Experts, setting: Setting) -> float:
 
 
 def expert_adapter_calls(model: ModelShape, experts: Experts, rank: int, setting: Setting) -> Calls:
-    """Collectives of the adapters of one layer's experts, whose first and second factors are reduced apart."""
+    """Collectives of the adapters of one layer's experts; first and second factors are reduced separately."""
     sharing, calls = experts.mesh(setting.stage_size).degree(Axis.EXPERT_DATA), Calls()
     for numbers in expert_factors(model, experts, rank):
         calls += matrix_calls(numbers, experts.dp_type, (Axis.EXPERT_DATA,), sharing, experts.sharding, setting)
     if experts.etp == 1:
         return calls
-    whole = rank * model.hidden_size * model.experts // experts.ep  # of gate, of up, of down: factors that it leaves so
+    whole = rank * model.hidden_size * model.experts // experts.ep  # the factors that etp does not split
     sums = (Call(Collective.ALL_REDUCE, (Axis.EXPERT_TENSOR,), whole * setting.states.gradient, 3),)
     at_its_end = sharing == 1 and not setting.assumed.async_grad_reduce
     return calls + (Calls(across=sums) if at_its_end else Calls(reduce=sums))

@@ -1,4 +1,4 @@
-"""The facts of a plan and its prediction: one record, rendered as text, JSON, pages, differences and scalings."""
+"""The facts of a plan and its prediction, one record for text, JSON, pages, differences and scalings."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ MEMORY = {
 
 @dataclass(frozen=True, slots=True)
 class PlanPart:
-    """Layers of one strategy that follow each other, or a vocabulary layer: time of a step and memory of a device."""
+    """Consecutive layers of one strategy, or a vocabulary layer: time of a step and memory of a device."""
 
     name: str
-    time_ms: Mapping[str, float]  # of all of it, by the keys of TIME
-    hidden_ms: Mapping[str, float]  # communication behind compute
-    memory_mib: Mapping[str, float]  # by the keys of MEMORY; `working` of the layer that needs most
+    time_ms: Mapping[str, float]  # of all these layers, by the keys of TIME
+    hidden_ms: Mapping[str, float]  # communication hidden by compute
+    memory_mib: Mapping[str, float]  # by the keys of MEMORY; `working`: of the layer that needs most
 
 
 @dataclass(frozen=True, slots=True)
 class StageBreakdown:
-    """One stage. Time and memory of a rank that has most of it."""
+    """One stage: time and memory of its busiest rank."""
 
     time_ms: Mapping[str, float]
     hidden_ms: Mapping[str, float]
-    hand_over_ms: float  # messages to the next stage and back: hidden, or within `waiting` of some stage
+    hand_over_ms: float  # messages to the next stage and back, hidden or in the `waiting` of a stage
     memory_mib: Mapping[str, float]
     parts: tuple[PlanPart, ...]
 
     @property
     def busy_ms(self) -> float:
-        """Time without waiting."""
+        """Step time without waiting."""
         return sum(self.time_ms.values()) - self.time_ms["waiting"]
 
 
@@ -72,7 +72,7 @@ def breakdown(plan: Plan, cost: CostModel, prediction: Prediction, stage: int, b
     """A stage of a plan. `budget_mib`: memory of a device, of which `free` is unused."""
     predicted = prediction.stages[stage]
     chunks = enumerate(cost.in_flight(plan, stage))
-    parts = tuple(module for chunk, held in chunks for module in _chunk_parts(plan, cost, stage, chunk, held))
+    parts = tuple(module for chunk, in_flight in chunks for module in _chunk_parts(plan, cost, stage, chunk, in_flight))
     time_ms = {key: sum(module.time_ms.get(key, 0.0) for module in parts) for key in TIME}
     hidden_ms = {key: sum(each.hidden_ms.get(key, 0.0) for each in parts) for key in ("tensor", "gathers", "gradients")}
     time_ms["layouts"] = layouts_ms(plan, cost, stage)
@@ -85,8 +85,8 @@ def breakdown(plan: Plan, cost: CostModel, prediction: Prediction, stage: int, b
     return StageBreakdown(time_ms, hidden_ms, hand_over, memory, parts)
 
 
-def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int) -> Iterator[PlanPart]:
-    """`held`: micro-batches in flight when the stage's activations take most."""
+def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, in_flight: int) -> Iterator[PlanPart]:
+    """`in_flight`: micro-batches in flight at the peak of the stage's activations."""
     costs, layers = cost.chunk_parts(plan, stage, chunk), plan.chunk_layers(stage, chunk)
     is_first, is_last = plan.is_first(stage, chunk), plan.is_last(stage, chunk)
     ahead = 0 if is_last and not is_first else 1
@@ -108,7 +108,7 @@ def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int)
                 "gradients": sum(item.gradients_mib for item in states),
                 "moments": sum(item.moments_mib for item in states),
                 "masks": sum(item.masks_mib for item in states),
-                "activations": held * sum(item.activation_mib for item in parts),
+                "activations": in_flight * sum(item.activation_mib for item in parts),
                 "working": Workspace.of(item.workspace for item in parts).total_mib,
             },
         )
@@ -153,7 +153,7 @@ def part_ms(terms: Terms, micro_batches: int) -> dict[str, float]:
 
 
 def _named(times_ms: dict[str, float], vocabulary: bool) -> dict[str, float]:
-    """The vocabulary's computation is a term of its own; nothing of it is recomputed."""
+    """The vocabulary's computation is a separate term and is never recomputed."""
     if not vocabulary:
         return times_ms
     computed = sum(times_ms.pop(kind) for kind in PassKind)
@@ -184,13 +184,13 @@ def strategy_words(strategy: Strategy) -> str:
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """A plan, and its prediction under a cost model."""
+    """A plan and its prediction under a cost model."""
 
     plan: Plan
     prediction: Prediction
     cost: CostModel
     shape: ModelShape | None  # unset: layers differ
-    budget_mib: float = inf  # memory of a device
+    budget_mib: float = inf  # memory budget of a device
     assumptions: Mapping[str, Assumption] = field(default_factory=dict)
 
     @cached_property
@@ -205,7 +205,7 @@ class PlanFacts:
 
     @property
     def busiest(self) -> int:
-        """The stage that works longest."""
+        """The busiest stage."""
         return max(range(self.plan.pipeline), key=lambda stage: self.stages[stage].busy_ms)
 
     @property
@@ -215,13 +215,13 @@ class PlanFacts:
 
     @cached_property
     def spared_mib(self) -> float:
-        """Memory of a device of the stage with the highest peak that gathering again in backward spares."""
+        """Memory saved on the stage with the highest peak by gathering tokens again in backward."""
         keeping = self.cost.keeping_gathered().predict(self.plan)
         return keeping.stages[self.fullest].memory.total_mib - self.memory_mib
 
     @property
     def mean_time_ms(self) -> dict[str, float]:
-        """Terms of a step, averaged over the stages."""
+        """Terms of a step, mean over the stages."""
         return {key: sum(stage.time_ms[key] for stage in self.stages) / len(self.stages) for key in TIME}
 
     @property
@@ -230,7 +230,7 @@ class PlanFacts:
 
     @property
     def mfu(self) -> float | None:
-        """None where the device's peak or the shape of all layers is not known."""
+        """Model FLOPs utilization; None where the device's peak or the shape of all layers is unknown."""
         if self.shape is None:
             return None
         task, device = self.cost.options.task, self.cost.profiles.device
@@ -249,7 +249,7 @@ class PlanFacts:
 
     @property
     def device_word(self) -> str:
-        """`GPU`, where the devices are known to be some; else `rank`."""
+        """`GPU` if the devices are known to be GPUs, else `rank`."""
         return "GPU" if self.cost.profiles.reserve.parts else "rank"
 
     @property

@@ -1,13 +1,12 @@
 """Costs of decoder layers, by strategy.
 
-A layer is priced in one pass: a rank's share (`_share`), recompute in backward (`_recomputed`), the collectives of
-its weights (`_weight_times`), and all of it put together (`cost`), with its experts or adapters.
+A layer is priced in one pass: a rank's share (`_share`), recompute in backward (`_recomputed`), the collectives of its
+weights (`_weight_times`), and their sum (`cost`), with its experts or adapters.
 
-Times and memory under recompute of parts, LoRA and packed rows are derived from measured plain layers. Figures of
+Times and memory under partial recompute, LoRA and packed rows are derived from measured plain layers. Figures of
 partial recompute that the profiles lack come from the model's arithmetic: bytes as a share of a layer's measured
-activations, times as a share of the measured time of recomputing all of it. Frozen weights have no gradients and no
-optimizer states, nothing of theirs is reduced or published, and backward computes one product for each of forward's
-instead of two.
+activations, times as a share of the measured time of full recompute. Frozen weights have no gradients, optimizer states
+and reductions, and backward computes one product instead of two for each of forward's.
 """
 
 from collections.abc import Mapping
@@ -32,45 +31,45 @@ from .module import ModulePrices, Room, adapter_share, frozen_times
 from .stage_memory import positions_mib
 from .weights import Weights, adapter_weights, weights_of
 
-# Operations of matrix products in the time in which a byte is moved: of A100 144, of H100 277, in 16 bits and at the
-# shares of the peaks of their data sheets.
+# Operations of matrix products in the time of moving one byte: A100 144, H100 277, in 16 bits and with the efficiencies
+# of their data sheets.
 FLOPS_PER_BYTE = 200.0
-# The points that gather latents for these products.
+# The points that gather MLA's latents for these products.
 GATHERED_AT = {"self_attn.q_b_proj.weight": CommPoint.LATENT_QUERY, "self_attn.kv_b_proj.weight": CommPoint.LATENT}
 
 
 class Partly(NamedTuple):
-    """A layer that recomputes parts, for any number of samples."""
+    """Partial recompute of a layer, for any number of samples."""
 
-    parts: tuple[Recompute, ...]  # each by itself
-    shares: Mapping[Recompute, float]  # of the time of recomputing all of the layer, where they were not measured
-    spared: float  # share of the layer's activations that is not kept
+    parts: tuple[Recompute, ...]  # single parts
+    shares: Mapping[Recompute, float]  # of the time of full recompute, where parts were not measured
+    spared: float  # share of the layer's activations that is freed
     again_mib: float | None  # per sample; see `MemoryUse.recompute_peak_mib`
 
     def again_ms(self, times: PassTimes) -> float:
-        """Time of the recompute, from the times of the layer's passes and of recomputing all of it."""
+        """Time of the recompute, from the times of the layer's passes and of full recompute."""
         shares = {**self.shares, **(times.shares or {})}
         whole_ms = times.forward_ms if times.recompute_ms is None else times.recompute_ms
         return whole_ms * sum([shares[member] for member in self.parts])
 
 
 def made_numbers(model: ModelShape, tp: int) -> tuple[int, int]:
-    """Gradient elements that exist at the memory peak of a step's first backward: of the MLP's last matrix; with
-    recomputed attention, of the whole MLP."""
+    """Gradient elements at the memory peak of a step's first backward: of the MLP's last matrix; with recomputed
+    attention, of the whole MLP."""
     mlp = [weight for sublayer in model.block.sublayers if not sublayer.attends for weight in sublayer.weights]
     sizes = [weight.numbers_on(tp) for weight in mlp if weight.sharded]
     return sum(sizes[-1:]), sum(sizes)
 
 
 def product_share(model: ModelShape, seq: int) -> float:
-    """Share of a layer's operations that are products with weights; the others are attention's."""
+    """Share of a layer's operations in products with weights; the rest is attention."""
     weights = 2 * model.layer_parameters
     return weights / (weights + model.core_flops(seq))
 
 
 @lru_cache(maxsize=100)
 def products_behind(model: ModelShape, seq: int) -> dict[CommPoint, float]:
-    """Share of a layer's operations in the products behind each communication point that gathers tokens for them."""
+    """Share of a layer's operations in the products after each communication point that gathers their tokens."""
     all_flops = 2 * model.layer_parameters + model.core_flops(seq)
     read = dict.fromkeys(GATHERS, 0)
     for sublayer in model.block.sublayers:
@@ -82,8 +81,8 @@ def products_behind(model: ModelShape, seq: int) -> dict[CommPoint, float]:
 
 
 def packed_times(times: PassTimes, products: float, seen: float) -> PassTimes:
-    """The times where attention computes a share `seen` of the pairs of tokens that a causal row has; `products`: share
-    of the operations that is not attention's."""
+    """The times where attention computes a share `seen` of a causal row's pairs of tokens; `products`: share of the
+    operations outside attention."""
     share = products + (1 - products) * seen
     return replace(times, forward_ms=share * times.forward_ms, backward_ms=share * times.backward_ms)
 
@@ -93,24 +92,24 @@ class _Share:
     """A rank's share of a layer by its split: the same for any data parallelism and recompute."""
 
     mesh: Mesh
-    samples: int  # samples of one dp index
-    parts: int  # into which their tokens are split under whole weights
+    samples: int  # samples of one dp rank
+    parts: int  # number of ranks that split their tokens under whole weights
     passes: PassTimes
     room: Room
     gathered_mib: float  # keys and values of other ranks' tokens
-    measured: bool  # its working set
-    products: float  # share of its operations that are products with weights
-    weights: Weights  # weights as the memory profile counts them
-    made: tuple[int, int]  # numbers of gradients, without and with attention that is recomputed
-    points: frozenset[CommPoint]  # communication points with operations
-    others_mib: float  # other ranks' tokens that are gathered for products, where activations leave them out
-    mtp_mib: float  # kept in front of an MTP layer and behind it
+    measured: bool  # whether its working set was measured
+    products: float  # share of its operations in products with weights
+    weights: Weights  # the weights that the memory profile counts
+    made: tuple[int, int]  # gradient elements, without and with recomputed attention
+    points: frozenset[CommPoint]  # points with communication
+    others_mib: float  # other ranks' tokens gathered for products, if not in the activations
+    mtp_mib: float  # kept before an MTP layer and after it
 
 
 class LayerPrices:
     """Costs of decoder layers, over all ranks of a stage.
 
-    Raises UserError where samples don't split over the dp degree, or a profile lacks an entry for a strategy.
+    Raises UserError if samples do not split over the dp degree or a profile lacks an entry for a strategy.
     """
 
     def __init__(self, modules: ModulePrices, experts: ExpertPrices):
@@ -144,7 +143,7 @@ class LayerPrices:
     def _adapters(
         self, rank: int, strategy: LayerStrategy, share: _Share, setting: Setting, forward_ms: float
     ) -> LayerCost:
-        """Cost of the adapters of a layer whose forward takes `forward_ms`."""
+        """Cost of a layer's adapters; `forward_ms`: the layer's forward time."""
         model, setting = self._models[setting.layer_type], replace(setting, states=self._modules.state_bytes)
         weights = adapter_weights(model, strategy.tp, rank)
         own_ms = forward_ms * share.products
@@ -188,7 +187,7 @@ class LayerPrices:
         activation += others if self._modules.options.keeps_gathered else 0.0
         working = self._memory.working_mib(measured_type, placed.tp, seq, sequence_parallel, samples / parts)
         measured = working > 0
-        # A measured working set has Megatron-SP's gathered tokens in it.
+        # A measured working set includes Megatron-SP's gathered tokens.
         if sequence_parallel and placed.tp > 1 and self._modules.options.global_memory_buffer and not measured:
             working += tokens_mib
         gathered = samples * self._gathered_mib(placed, mesh, layer_type)
@@ -198,7 +197,7 @@ class LayerPrices:
             working += self._modules.constants_mib / context
             tables = positions_mib(model, seq, self._memory, self._assumed)
         mtp_mib = 0.0
-        if model.mtp_layers:  # its projection, of all tokens that a rank holds, and what is kept for it
+        if model.mtp_layers:  # its projection, of all tokens of a rank, and the activations kept for it
             more = (model.layer_parameters / plain.layer_parameters - 1) * product_share(plain, seq)
             passes = passes.slowed(1 + more * (1 if sequence_parallel else placed.tp))
             how = seq, placed.tp, sequence_parallel, self._assumed.fused
@@ -207,7 +206,7 @@ class LayerPrices:
         products = product_share(model, seq)
         if self._task.frozen:
             passes = frozen_times(passes, products)
-        if (seen := self._task.seen(seq)) < 1 and Fused.ATTENTION in self._assumed.fused:  # a plain mask saves nothing
+        if (seen := self._task.seen(seq)) < 1 and Fused.ATTENTION in self._assumed.fused:  # a dense mask saves no time
             seen = model.core_flops(seen * seq) / model.core_flops(seq)
             passes = packed_times(passes, products, seen)
             products /= products + (1 - products) * seen
@@ -238,9 +237,9 @@ class LayerPrices:
         passes, gathered, samples = share.passes, share.gathered_mib, share.samples
         activation, working = share.room.activation_mib, share.room.working_mib
         again_ms, points = 0.0, repeated(recompute) & share.points
-        # A rank has one of these parts of a sample's tokens.
+        # Number of ranks that split a sample's tokens.
         parts = share.mesh.degree(*token_axes(self._assumed.sequence_parallel)) // share.mesh.degree(Axis.DATA)
-        # Recompute makes the layer's output, too, which is as large as its input, and keeps Megatron-SP's gathered
+        # Recompute also makes the layer's output, which is as large as its input, and keeps Megatron-SP's gathered
         # tokens.
         if recompute is Recompute.FULL:
             working += share.others_mib
@@ -254,12 +253,12 @@ class LayerPrices:
             again_ms = partial.again_ms(passes)
             output_mib = self._modules.token_bytes(samples, layer_type) / parts / MIB if share.measured else 0.0
             at_once = partial.spared * activation + output_mib
-            if partial.again_mib is None:  # all parts at once take no less
+            if partial.again_mib is None:  # an upper bound: recomputing all parts at once
                 working += at_once
-            else:  # measured without a tp group's messages
+            else:  # measured without tp communication
                 working += max(partial.again_mib * samples / share.parts, at_once if placed.tp > 1 else 0.0)
             activation *= 1 - partial.spared
-        activation += gathered + share.mtp_mib  # attention's inputs, which no part computes again
+        activation += gathered + share.mtp_mib  # attention's inputs, which no part recomputes
         made = 0.0
         if share.measured and self._assumed.async_grad_reduce and not self._task.frozen:
             made = share.made[bool(recompute & Recompute.ATTENTION)] * self._modules.state_bytes.gradient / MIB
@@ -271,7 +270,7 @@ class LayerPrices:
 
     @once
     def _point_times(self, placed: LayerStrategy, again: frozenset[CommPoint], setting: Setting) -> CallTimes:
-        """Times of the collectives at a layer's communication points, some of which backward repeats."""
+        """Times of the collectives at a layer's communication points; backward repeats some of them."""
         model = self._models[setting.layer_type]
         calls = point_calls(model, placed, setting, block_points(model), again)
         weights = weights_of(model.block, placed.tp)
@@ -297,8 +296,8 @@ class LayerPrices:
         return Partly(apart(parts), shares, spared, again_mib)
 
     def _gathered_mib(self, placed: LayerStrategy, mesh: Mesh, layer_type: int) -> float:
-        """Keys and values of other ranks' tokens that a rank gathers, and keeps of a sample, in MiB. Plain attention
-        keeps them for each head; flash attention once, for all heads that share them."""
+        """MiB of other ranks' keys and values that a rank gathers, and keeps per sample. Plain attention keeps them for
+        each head, flash attention once for all heads that share them."""
         model, assumed = self._models[layer_type], self._assumed
         heads_split = mesh.degree(Axis.ULYSSES, Axis.TENSOR)
         context = mesh.degree(*(at.axis for at in comm_ops(placed.axes, assumed.sequence_parallel, CORE)))
@@ -312,12 +311,12 @@ class LayerPrices:
 
 @lru_cache(maxsize=100_000)
 def _placed(strategy: LayerStrategy) -> LayerStrategy:
-    """The strategy of all that split a layer equally."""
+    """The strategy that stands for all strategies with the same split of a layer."""
     return LayerStrategy(**strategy.named, consecutive=strategy.consecutive)
 
 
 def samples_of(strategy: Strategy, mesh: Mesh, stage_size: int, micro_batch: int) -> int:
-    """Samples of one dp index. Raises UserError where they are no whole number."""
+    """Samples of one dp rank. Raises UserError if that is no whole number."""
     if mesh.size != stage_size:
         raise UserError(f"degree {strategy.degree} does not divide the {stage_size} ranks of a stage; choose a divisor")
     dp = mesh.degree(Axis.DATA)

@@ -1,4 +1,4 @@
-"""From a folder of profile files (or their paths), or from the data sheet of a node, to a cost model."""
+"""Loads a cost model from a folder of profile files (or their paths), or from the data sheet of a node."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,8 +31,8 @@ def load(
 ) -> CostModel:
     """Cost model from profile files.
 
-    `note` receives a line for each assumption, derived entry and omission. Raises UserError with all
-    that is wrong: a file is missing, broken, or another model's (unless `allow_foreign_profiles`).
+    `note` receives a line for each assumption, derived entry and omission. Raises UserError with all faults: a file is
+    missing, broken, or another model's (unless `allow_foreign_profiles`).
     """
     shapes, faults = kinds_of(model), Faults()
     if assumed.products:
@@ -49,7 +49,7 @@ def load(
         keys = ", ".join(f"layertype_{layer_type}" for layer_type in more)
         note(f"{keys} ignored: the model has layers of {len(shapes)} type{'s' * (len(shapes) > 1)} (num_layertype)")
     if not source.get("allow_foreign_profiles"):
-        from ..profiles.identity import require_same_device  # here, as prices derived from a data sheet have no files
+        from ..profiles.identity import require_same_device  # here: prices from a data sheet have no files
 
         require_same_device([*hardware.files, *times.profile.files, *memory.profile.files])
     return CostModel(model, Profiles.of(Network(hardware), times, memory), assumed, options)
@@ -58,7 +58,7 @@ def load(
 def _times(
     shapes: Sequence[ModelShape], assumed: Assumptions, source: ProfileSource, faults: Faults, note: Note
 ) -> ComputeTimes:
-    """Times of layers and vocabulary layers. Raises UserError; `faults` gets those that hide no others."""
+    """Times of layers and vocabulary layers. Raises UserError; faults that hide no others go to `faults`."""
     from ..profiles import identity
 
     mode = member(TimeMode, source.get("time_profile_mode", TimeMode.STATIC), "time_profile_mode")
@@ -77,7 +77,7 @@ def _times(
 def _memory(
     shapes: Sequence[ModelShape], assumed: Assumptions, source: ProfileSource, faults: Faults, note: Note
 ) -> tuple[MemoryUse, Assumptions]:
-    """Memory, and the assumptions with its measured attention. Raises UserError as `_times` does."""
+    """Memory profile, and the assumptions with its measured attention. Raises UserError as `_times` does."""
     from ..profiles import identity
 
     mode = member(MemoryMode, source.get("memory_profile_mode", MemoryMode.STATIC), "memory_profile_mode")
@@ -106,7 +106,7 @@ def _memory(
 
 
 def _documented(shapes: Sequence[ModelShape], assumed: Assumptions) -> tuple[str, int, int]:
-    """Type, width and heads of the first layers, which documented names of files have."""
+    """Type, width and heads of the first layers, for the documented file names."""
     return assumed.mixed_precision.value, shapes[0].hidden_size, shapes[0].heads
 
 
@@ -123,9 +123,9 @@ def derive(
     options: CostOptions = CostOptions(),
     kept_bytes: Callable[[int, int], float] | None = None,
 ) -> CostModel:
-    """Cost model by arithmetic, which measures nothing and reads no file: the same prices as of the files that
-    `galvatron profile all --analytic` writes; with Paddle's fused kernels, unless `assumed` says otherwise.
-    `kept_bytes`: see `analytic_computation`. Raises UserError where no length of samples is assumed."""
+    """Cost model from a data sheet, without measurements and files: the same prices as from the files of `galvatron
+    profile all --analytic`. It uses Paddle's fused kernels unless `assumed` differs. `kept_bytes`: see
+    `analytic_computation`. Raises UserError without a sequence length."""
     seq = assumed.seq_length
     if seq is None:
         raise UserError("seq_length: missing; say how many tokens a sample has")
@@ -142,8 +142,7 @@ def derive(
 
 
 def _with_attention_of(memory: MemoryProfile, path: Path, assumed: Assumptions) -> Assumptions:
-    """The assumptions with the measured attention, where the file names it. Raises UserError where another is
-    requested."""
+    """The assumptions with the measured attention, if the file names it. Raises UserError if another is requested."""
     measured = memory.flash_attention
     if measured is None or assumed.flash_attention == measured:
         return assumed

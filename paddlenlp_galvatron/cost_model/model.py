@@ -1,4 +1,4 @@
-"""The cost model: costs of a layer, the vocabulary layers, a switch and a send, and of a whole plan.
+"""The cost model: costs of a layer, the vocabulary layers, resharding, a send, and a whole plan.
 
 Every term with its unit, source and a worked number: docs/dev/cost_model.md.
 """
@@ -32,9 +32,9 @@ from .vocabulary import VocabPrices
 class CostModel:
     """Prices of one model on one cluster, from its profiles, under one set of assumptions.
 
-    `model` is the shape of all layers, or one shape for each layer type in the order of the model (their number of
-    layers says which layer is of which type). Prices are by kind: dense layers and those with experts of one shape are
-    two layer types. Raises UserError where an assumption is missing, or types of layers contradict each other.
+    `model` is the shape of all layers, or one shape for each layer type in the model's order, each with its number of
+    layers. Prices are per layer type: the dense layers and the MoE layers of one shape are two types. Raises UserError
+    if an assumption is missing or layer types contradict each other.
     """
 
     def __init__(
@@ -67,47 +67,47 @@ class CostModel:
 
     @property
     def load(self) -> Load | None:
-        """The load of experts that it assumes; None: of no model with experts."""
+        """The assumed load of experts; None: a model without experts."""
         return self.options.load if self.has_experts else None
 
     def reserving(self, context_mib: float, freed: float | None = None) -> CostModel:
-        """The same model with this reserve on every device, and this share of freed working memory besides it."""
+        """The same model with this reserve on every device and this share of freed working memory in addition."""
         options = replace(self.options, context_mib=context_mib, freed=freed)
         if options == self.options:
             return self
-        if options.masters_first and self.assumed.offload_optimizer:  # cached prices depend on the reserve then
+        if options.masters_first and self.assumed.offload_optimizer:  # in this case cached prices depend on the reserve
             return self._with(options)
-        other = copy(self)  # the copy keeps the cached prices
+        other = copy(self)  # the copy shares the cached prices
         other.options = options
         return other
 
     def keeping_gathered(self) -> CostModel:
-        """The same model of a runtime that keeps Megatron-SP's gathered inputs of products."""
+        """The same model for a runtime that keeps Megatron-SP's gathered inputs of products."""
         return self._with(replace(self.options, keeps_gathered=True))
 
     def _with(self, options: CostOptions) -> CostModel:
         return CostModel(self.given, self.profiles, self.assumed, options)
 
     def reserve_of(self, plan: Plan) -> Reserve:
-        """Memory of a device besides tensors, with the communicators of a plan."""
+        """Memory of a device outside tensors, with the communicators of a plan."""
         adapts = self.options.task.frozen
         return self.profiles.reserve.having(communicators(plan, self.given[0], self.seqs[0], adapts))
 
     def layer_cost(self, strategy: LayerStrategy, stage: StageSetting, layer_type: int = 0) -> LayerCost:
         """One layer over all ranks of a stage.
 
-        Raises UserError when the samples don't split over the dp degree or a profile lacks an entry for the strategy.
+        Raises UserError if the samples do not split over the dp degree or a profile lacks an entry for the strategy.
         """
         return self._layers.cost(strategy, self._modules.setting(stage, layer_type))
 
     def expert_cost(
         self, experts: Experts, recompute: Recompute, stage: StageSetting, layer_type: int = 0
     ) -> LayerCost:
-        """Cost of the experts of one layer for one micro-batch, of a type that has some."""
+        """Cost of the experts of one MoE layer for one micro-batch."""
         return self._experts.cost(experts, recompute & OF_EXPERTS, self._modules.setting(stage, layer_type))
 
     def hidden_percent(self, layer: LayerStrategy, stage: StageSetting, layer_type: int = 0) -> int:
-        """The most of a layer's activations whose copies to the host's memory, and back, its passes hide."""
+        """The largest percentage of a layer's activations whose copies to host memory and back its passes hide."""
         whole = self.layer_cost(replace(layer, offload=100), stage, layer_type).terms.passes
         plain_ms = self.layer_cost(layer, stage, layer_type).passes_ms
         shown = [(terms.offload_ms, pass_ms) for terms, pass_ms in zip(whole, plain_ms, strict=True)]
@@ -118,17 +118,17 @@ class CostModel:
         return self._vocabulary.cost(vocab, stage, role)
 
     def middle_cost(self, stage: StageSetting, later: bool = False) -> LayerCost:
-        """Cost of the input of a stage without embedding and LM head; the previous stage keeps it as its output, too.
-        `later`: the stage's masks and messages are counted with another chunk, except those of one neighbour: the
+        """Cost of the input of a stage without embedding and LM head; the previous stage also keeps it as its output.
+        `later`: another chunk of the stage counts its masks and messages, except messages of one neighbour, as the
         first stage follows the last."""
         return self._vocabulary.middle_cost(stage, later)
 
     def switch_cost(
         self, former: Strategy | None, latter: Strategy | None, stage: StageSetting, layer_type: int = 0
     ) -> ByKind[float]:
-        """Time in ms of handing one micro-batch's tokens of a layer type on; None is the stage's edge.
+        """Time in ms of resharding one micro-batch's tokens of a layer type; None is the stage's edge.
 
-        Gradients go the other way between the same layouts. Equal layouts cost nothing.
+        Gradients are resharded the other way between the same layouts. Equal layouts cost nothing.
         """
         sharded = self.assumed.sequence_parallel
         source, target = (token_layout(strategy, stage.stage_size, sharded) for strategy in (former, latter))
@@ -137,7 +137,7 @@ class CostModel:
 
     @once
     def _move_ms(self, source: TokenLayout, target: TokenLayout, micro_batch: int, layer_type: int) -> float:
-        """Resharding takes as long as an all-to-all in which all receive as much as the rank with most."""
+        """Resharding costs an all-to-all in which every rank receives as much as the busiest."""
         tokens = micro_batch * self.seqs[layer_type]
         change = redistribution(source, target, tokens, micro_batch)
         if not change.most_tokens:
@@ -149,15 +149,16 @@ class CostModel:
         return self.profiles.network.collective_ms(Collective.ALL_TO_ALL, group, sent)
 
     def boundary_cost(self, stage: StageSetting, layer_type: int = 0) -> float:
-        """Time in ms of one micro-batch's send to the next stage, and of its gradient's back: each rank sends
-        its own slice of a layer type's tokens to its peer."""
+        """Time in ms of sending one micro-batch to the next stage and its gradient back: each rank sends its slice of a
+        layer type's tokens to its peer."""
         tokens = self._modules.token_bytes(stage.micro_batch, layer_type)
         return self.profiles.network.send_ms(stage.pipeline, tokens / stage.stage_size / MIB)
 
     def crossing_type(self, layer: int) -> int:
-        """Layer type whose tokens are sent on in front of a layer (one past the last: behind it).
+        """Layer type whose tokens are sent before a layer (one past the last: after it).
 
-        Where the type changes they are those of fewer bytes: the change of width or length stands where less crosses.
+        Where the type changes, it is the type with fewer bytes: the stage boundary is on the smaller side of a change
+        of width or length.
         """
         last = len(self.layer_types) - 1
         neighbours = {self.layer_types[max(layer - 1, 0)], self.layer_types[min(layer, last)]}
@@ -168,7 +169,7 @@ class CostModel:
         return self.joined(plan, [self.stage_cost(plan, stage) for stage in range(plan.pipeline)])
 
     def stage_cost(self, plan: Plan, stage: int) -> StagePrediction:
-        """Times and memory of one stage, which depend on its own layers alone. Raises UserError."""
+        """Times and memory of one stage, which depend only on its layers. Raises UserError."""
         self._require_mine(plan)
         setting = StageSetting.of(plan)
         chunks = [self.chunk_parts(plan, stage, chunk) for chunk in range(plan.chunks)]
@@ -189,7 +190,7 @@ class CostModel:
         return StagePrediction(passes_ms, sync_ms, sum(sends_ms), memory, tuple(chunks_ms))
 
     def joined(self, plan: Plan, stages: Sequence[StagePrediction]) -> Prediction:
-        """The prediction of a plan whose stages cost this."""
+        """The prediction of a plan from the costs of its stages."""
         chunks_ms = [stage.chunks_ms[chunk] for chunk in range(plan.chunks) for stage in stages]
         passes, send_ms = zip(*chunks_ms, strict=True)
         passes_ms: ByKind[Sequence[float]] = ByKind(*zip(*passes, strict=True))
@@ -205,17 +206,17 @@ class CostModel:
         )
 
     def in_flight(self, plan: Plan, stage: int) -> tuple[int, ...]:
-        """Micro-batches of each chunk whose activations a stage holds when they take most."""
+        """Micro-batches of each chunk in flight at the peak of a stage's activations."""
         parts = [self.chunk_parts(plan, stage, chunk) for chunk in range(plan.chunks)]
         return fullest(plan, stage, parts)
 
     def stage_parts(self, plan: Plan, stage: int) -> list[LayerCost]:
-        """Costs of a stage's parts, chunk by chunk."""
+        """Costs of a stage's parts by chunk."""
         return [module for chunk in range(plan.chunks) for module in self.chunk_parts(plan, stage, chunk)]
 
     def chunk_parts(self, plan: Plan, stage: int, chunk: int) -> list[LayerCost]:
-        """Costs of the parts of a chunk of a stage: its layers in order, before them the embedding or the
-        output of the chunk before, behind them the LM head where it has it apart."""
+        """Costs of the parts of a chunk of a stage, in order: embedding or input, layers, and a separate LM head if it
+        has one."""
         last = plan.pipeline - 1
         setting = StageSetting.of(plan)
         parts = [
@@ -244,7 +245,7 @@ class CostModel:
         return switches
 
     def _shared_mib(self, plan: Plan, stage: int) -> float:
-        """Memory shared by the layers of a stage, which is in no layer's price."""
+        """Memory that the layers of a stage share; no layer's price includes it."""
         return own_positions_mib(plan, stage, self.models[0], self.profiles.memory)
 
     def _require_mine(self, plan: Plan) -> None:
@@ -268,7 +269,7 @@ class CostModel:
 
 
 def _require_consistent(shapes: Sequence[ModelShape]) -> None:
-    """Raises UserError where types of layers contradict each other."""
+    """Raises UserError if layer types contradict each other."""
     mixture = next((model for model in shapes if model.experts), None)
     if mixture and len(shapes) > 1:
         raise UserError(f"model_size: {mixture.name} has experts; several types of layers are not planned for it")

@@ -1,9 +1,9 @@
-"""The cost of one module on the rank that has most of it: its passes, collectives and weights put together.
+"""The cost of one module on its busiest rank: its passes, collectives and weights.
 
-Between micro-batches a module holds its states; a micro-batch in flight adds its activations. During the module's own
-backward more is needed for a moment: recompute's activations, gathered weights, gradients before they are scattered,
-the buffer in which they are joined. By then the activations are freed; memory up to their size is free. Activations
-that recompute made are in the working set, and took no memory between micro-batches.
+Between micro-batches a module holds its states; a micro-batch in flight adds its activations. The module's backward
+needs transient memory: recomputed activations, gathered weights, gradients before they are scattered, and the buffer in
+which they are joined. By then the kept activations have been freed, so transients up to their size cost nothing.
+Recomputed activations are in the working set and take no memory between micro-batches.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from .costs import CostOptions, LayerCost, PartMemory, PassTerms, Profiles, Stag
 from .stage_memory import constants_mib
 from .weights import MOMENT_BYTES, StateBytes, Weights
 
-# A product with a factor is bound by memory: it takes as long as reading its input, or, of the second one, as writing
-# its output, reading it with the projection's, and writing their sum. In 16 bits reading takes as long as a product of
-# this rank: peak over bandwidth, each times its efficiency, 153 (A100) to 255 (H100) in the shipped data sheets.
+# A product with a factor is memory-bound: the first takes as long as reading its input; the second as writing its
+# output, reading it with the projection's, and writing their sum. Reading in 16 bits takes as long as a product with
+# this rank: peak / bandwidth, each times its efficiency, 153 (A100) to 255 (H100) in the shipped data sheets.
 LEAST_RANK = 200
 
 
 class Room(NamedTuple):
     """Memory of one micro-batch in a module, in MiB."""
 
-    activation_mib: float  # held while it is in flight
+    activation_mib: float  # kept while the micro-batch is in flight
     working_mib: float  # backward's own peak above the memory held
     made_mib: float = 0.0  # gradients already produced when the first backward reaches its peak
-    tables_mib: float = 0.0  # kept for all layers that split a sample equally: positions of a rank's own tokens
-    begins: bool = False  # a stage's backward may begin with it, before which no activations are given up
-    sent: float = 1.0  # share of its gradients that are being reduced while a next module's backward runs
+    tables_mib: float = 0.0  # shared by all layers that split a sample equally: positions of a rank's tokens
+    begins: bool = False  # may be first in a stage's backward, when no activations have been freed yet
+    sent: float = 1.0  # share of its gradients in flight during the next module's backward
     late: float = 0.0  # share of its gradients that are reduced separately at the end of the step
-    away_mib: float = 0.0  # activations in the host's memory while the micro-batch is in flight
+    away_mib: float = 0.0  # activations in host memory while the micro-batch is in flight
 
     def offloaded(self, percent: int) -> Room:
-        """The same with this percent of the activations in the host's memory until backward."""
+        """The same with this percentage of the activations in host memory until backward."""
         away = percent / 100 * self.activation_mib
         return self._replace(
             activation_mib=self.activation_mib - away, working_mib=self.working_mib + away, away_mib=away
@@ -53,7 +53,7 @@ class Room(NamedTuple):
 class ModulePrices:
     """Costs of modules of one model on one cluster; `models` has one shape for each layer type.
 
-    Raises UserError where no sequence length is assumed, or no host link is known where something is offloaded.
+    Raises UserError without a sequence length, and for offloading without a known host link.
     """
 
     def __init__(
@@ -67,32 +67,32 @@ class ModulePrices:
         self.options = options
         self.network, self.times, self.memory = profiles.network, profiles.times, profiles.memory
         self.seqs = tuple(shape.seq_length or assumed.seq_length for shape in self.models)
-        self.state_bytes = StateBytes.of(assumed.number_types)  # a weight's states
-        # To and from the host's memory, where the optimizer's states lie there; else None.
+        self.state_bytes = StateBytes.of(assumed.number_types)  # bytes of a weight's states
+        # Speed to and from host memory, for offloaded optimizer states; else None.
         self.states_mib_per_ms = self.host_mib_per_ms("offload_optimizer") if assumed.offload_optimizer else None
 
-    def host_mib_per_ms(self, asked: str) -> float:
-        """Speed of a GPU's copies to or from the host's memory while all of a node copy; `asked`: the field that asks
-        for it, for the error."""
+    def host_mib_per_ms(self, option: str) -> float:
+        """Speed of a GPU's copies to or from host memory while all GPUs of a node copy; `option`: the option that needs
+        it, for the error."""
         if self.profiles.device.host_link_gb_per_s is None:
             raise UserError(
-                f"{asked}: no profile names a GPU whose data sheet has the speed of its host's memory; "
+                f"{option}: no profile names a GPU whose data sheet has the speed of its host's memory; "
                 "leave it out, or galvatron profile all --analytic"
             )
         return self.profiles.device.host_link_gb_per_s * GB_PER_S
 
     @property
     def task(self) -> Task:
-        """Which weights learn, on which rows."""
+        """The trained weights and their rows."""
         return self.options.task
 
     @cached_property
     def constants_mib(self) -> float:
-        """Masks and positions that a stage holds, in MiB."""
+        """Masks and positions of a stage, in MiB."""
         return constants_mib(self.models, self.seqs, self.memory)
 
     def measured_type(self, layer_type: int) -> int:
-        """The layer type whose measurements price one: an MTP layer's are those of the layers in front of it."""
+        """The layer type whose measurements price this type: for an MTP layer that of the layers before it."""
         return layer_type - bool(self.models[layer_type].mtp_layers)
 
     def token_bytes(self, micro_batch: int, layer_type: int) -> int:
@@ -102,7 +102,7 @@ class ModulePrices:
 
     @once
     def setting(self, stage: StageSetting, layer_type: int) -> Setting:
-        """The setting of a module: the same object where prices are the same, as they are cached by it."""
+        """The setting of a module; the same object for equal prices, which are cached by it."""
         if stage.micro_batches > 2:
             return self.setting(stage._replace(micro_batches=2), layer_type)
         states = self.state_bytes.frozen if self.task.frozen else self.state_bytes
@@ -110,13 +110,13 @@ class ModulePrices:
         return Setting(size, micro_batch, count > 1, pipeline, self.seqs[layer_type], self.assumed, states, layer_type)
 
     def others_mib(self, tp: int, tokens_mib: float) -> float:
-        """Memory of the tokens that Megatron-SP gathers for products, without the rank's own."""
+        """Memory of the tokens that Megatron-SP gathers from other ranks for products."""
         return tokens_mib * (1 - 1 / tp) if self.assumed.sequence_parallel else 0.0
 
     def call_times(
         self, calls: Calls, mesh: Mesh, pipeline: int, weights: Weights, sharding: int | None = None
     ) -> CallTimes:
-        """How long a module's collectives take."""
+        """The times of a module's collectives."""
         calls = calls.alone if self.options.keeps_gathered else calls
         calls = calls if self.options.overlaps else calls.in_turn
         return CallTimes.of(calls, mesh, pipeline, weights.copies, sharding, self.network)
@@ -132,8 +132,8 @@ class ModulePrices:
         room: Room,
         several_matrices: bool = True,
     ) -> LayerCost:
-        """Cost of a module whose matrices, one or several, `sharding` ranks hold equally, or shard. `passes`: with the
-        recompute that the strategy has."""
+        """Cost of a module with one or several matrices that `sharding` ranks hold equally or shard. `passes`: with the
+        strategy's recompute."""
         again_ms = passes.recompute_ms or 0.0
         compute_ms = passes.backward_ms + again_ms
         gathers, reductions = calls.gather_backward, calls.reduce
@@ -148,7 +148,7 @@ class ModulePrices:
         held = dp_type, sharding, room, several_matrices, self.options
         states, workspace, memory = module_memory(weights, setting, *held)
         optimizer_ms = updated / 1e6 * self.times.profile.optimizer_ms_per_million
-        if self.states_mib_per_ms:  # there and back: both ways share the host's memory with the node's other GPUs
+        if self.states_mib_per_ms:  # both ways share host memory with the node's other GPUs
             optimizer_ms += 2 * memory.host_mib / self.states_mib_per_ms
         shown_ms, each = (forward - passes.forward_ms, backward - compute_ms), not self.assumed.async_grad_reduce
         terms = Terms(
@@ -184,14 +184,13 @@ def module_memory(
     several_matrices: bool = True,
     options: CostOptions = CostOptions(),
 ) -> tuple[States, Workspace, PartMemory]:
-    """(states, workspace, all of it for a walk) of a module whose matrices are shared by `sharding` ranks.
+    """(states, workspace, memory for a walk) of a module whose matrices are shared by `sharding` ranks.
 
-    With `async_grad_reduce` gradients of several micro-batches are summed before they are reduced. With one
-    micro-batch alone gradients come as activations go, so that only their excess over these is added to the states.
-    With `masters_first` the first update of an offloaded optimizer still has the fp32 weights of all modules on the
-    device, and one matrix after the other gets its moments, which leave with its fp32 weight. No activations are there
-    by then: their place is enough for most of it, unless a share of freed memory is known: then the allocator gives it
-    none, and none to the 16-bit weights that are then gathered.
+    With `async_grad_reduce` gradients of several micro-batches are summed before they are reduced. With one micro-batch
+    gradients replace freed activations, so that only their excess is added to the states. With `masters_first` the
+    first update of an offloaded optimizer has the fp32 weights of all modules on the device; each matrix in turn gets
+    its moments, which leave with its fp32 weight. Freed activations make room for most of this. If a share of freed
+    memory is known, the allocator does not reuse that room, nor for the 16-bit weights that are then gathered.
     """
     per_weight, several, async_reduce = setting.states, setting.several, setting.assumed.async_grad_reduce
     matrices_mib = weights.matrices / MIB
@@ -216,7 +215,7 @@ def module_memory(
         moments_mib,
     )
     gathered_mib = matrices_mib * per_weight.weight if sharded and dp_type is DataParallel.ZERO3 else 0.0
-    # Gradients that the states do not hold whole are made whole first.
+    # Sharded gradients are made whole before they are reduced.
     made_mib = gradient_mib if sharding > 1 and ((sharded and not whole_gradients) or not async_reduce) else 0.0
     joins = sharded or not async_reduce or (several_matrices and weights.matrices <= JOINED_NUMBERS)
     joined_mib = gradient_mib if sharding > 1 and joins else 0.0
@@ -241,8 +240,8 @@ def _workspace(memory: PartMemory, room: Room, made_mib: float, setting: Setting
     """Transients of a module's backward; `made_mib`: gradients that are made whole before they are reduced."""
     async_reduce, several = setting.assumed.async_grad_reduce, setting.several
     single = async_reduce and not several
-    # A message is under way while the next module's backward runs, while a part of it arrives: after each micro-batch;
-    # or after the last one, when the module's activations and its gradients' place have been given up.
+    # A message is in flight during the next module's backward: after each micro-batch, or after the last, when the
+    # module's activations and its gradients' memory have been freed.
     message_mib = memory.joined_mib + (memory.shard_mib if several else 0.0)
     if async_reduce and several:
         message_mib = max(memory.shard_mib - room.activation_mib, 0.0)
@@ -252,21 +251,21 @@ def _workspace(memory: PartMemory, room: Room, made_mib: float, setting: Setting
     message_mib *= room.sent
     working_mib = room.working_mib + (room.made_mib if single else 0.0)
     at_its_end = made_mib + memory.joined_mib * max(room.late, 1 - room.late) - room.activation_mib - message_mib
-    if async_reduce and not (single and room.begins):  # weights that are fetched by then fit where activations were
+    if async_reduce and not (single and room.begins):  # weights fetched by then fit into freed activations
         at_its_end -= memory.gathered_mib
     own_mib = memory.gathered_mib + max(working_mib, made_mib - room.activation_mib, at_its_end)
-    # Before a pass of a pipeline ends, activations for the next one are under way.
+    # Before a pass of a pipeline ends, activations for the next pass are in flight.
     fetched_mib = memory.gathered_mib + room.away_mib * (2 if setting.pipeline > 1 else 1)
     return Workspace(max(own_mib, memory.matrix_mib), message_mib, fetched_mib, room.tables_mib)
 
 
 def frozen_times(times: PassTimes, products: float) -> PassTimes:
-    """The times without gradients of weights; `products`: share of forward that weights are multiplied in."""
+    """The times without gradients of weights; `products`: share of forward in products with weights."""
     return replace(times, backward_ms=max(times.backward_ms - products * times.forward_ms, 0.0))
 
 
 def adapter_share(kind: LayerKind, tp: int, rank: int, numbers: NumberTypes) -> float:
-    """How long products with adapters take, as a share of those with the weights of the base, on one of `tp` ranks."""
+    """Time of products with adapters, as a share of those with the base weights, on one of `tp` ranks."""
     least = LEAST_RANK if numbers.computed.mixed else 0
     adapters = weights = 0.0
     for weight in kind.weights:

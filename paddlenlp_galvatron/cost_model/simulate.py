@@ -1,9 +1,9 @@
 """Time of one step of a pipeline: the event simulation of a schedule's lists of passes (`plan.schedule`).
 
 A pass starts when its stage has finished the pass before it and its input has arrived; a message to a neighbour delays
-its arrival and keeps neither stage busy. After its last backward each stage is
-busy for `sync` more, for which no other stage waits; the step ends with the last of them. All results are sums and
-maxima of the inputs, so the step time is monotone in each of them.
+its arrival and keeps neither stage busy. After its last backward each stage is busy for `sync` more, for which no other
+stage waits; the step ends when the last stage is done. All results are sums and maxima of the inputs, so the step time
+is monotone in each of them.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from ..plan.schedule import ByKind, Done, Pass, Schedule, arrays, input_of, orde
 class StageTimes:
     """Times of a pipeline for the simulation, in ms.
 
-    Where stages have several chunks, each list but `sync` goes through the first of every stage, then through the
-    second of every stage, and so on.
+    If stages have several chunks, each list but `sync` has the first chunk of every stage, then the second of every
+    stage, and so on.
     """
 
     passes: ByKind[Sequence[float]]  # time of each chunk, one micro-batch
     sync: Sequence[float]  # time of each stage after its last backward
-    send: Sequence[float]  # from each chunk to the next, and the same back; one entry fewer
+    send: Sequence[float]  # from each chunk to the next, and as much back; one entry fewer
 
     @property
     def stages(self) -> int:
@@ -49,8 +49,8 @@ class Span(NamedTuple):
 
 
 def step_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:
-    """Time of one step in ms, by the core's simulation, which the search uses, too. Raises UserError if a step has too
-    many passes."""
+    """Time of one step in ms, by the core's simulation, as in the search. Raises UserError if a step has too many
+    passes."""
     passes, runs = arrays(schedule, times.stages, micro_batches, times.chunks)
     each = np.array(times.passes, dtype=float), times.sync, np.array(times.send, dtype=float)
     try:

@@ -1,11 +1,11 @@
-"""Peak memory of a rank of a stage: the bound that the search holds plans to, and the estimate.
+"""Peak memory of a rank of a stage: the bound that the search limits, and an estimate.
 
-The bound adds up each term at its own worst moment, so that memory is a sum over layers. The estimate walks
-through the passes of a step: gradients come as its first backward continues, and a layer's working set is counted with
-the activations of those before it alone.
+The bound adds up each term at its own worst moment, so that memory is a sum over layers. The estimate walks through the
+passes of a step: gradients appear during its first backward, and a layer's working set is counted only with the
+activations of earlier layers.
 
-Attention masks, positions and a batch's ids are small in a real model, but a bound is one only with them. Profiles
-without masks, such as Galvatron's, have none of it.
+Attention masks, positions and a batch's ids are small in a real model, but the bound must include them. Profiles
+without masks, such as Galvatron's, have none of these terms.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from ..plan.schedule import Pass, PassKind, chunks_in_flight, without_repeats
 from ..profiles.memory_use import MemoryUse
 from .costs import CostOptions, LayerCost, PartMemory, StageMemory, Workspace
 
-ENDS = ("embedding", "last norm", "LM head")  # weights that no layer has
+ENDS = ("embedding", "last norm", "LM head")  # weights outside the layers
 ID_BYTES = 8  # bytes of a token id
-BATCHES = 2  # of which a rank holds its own rows: the one in use and the next
+BATCHES = 2  # batches of which a rank holds its rows: the current and the next
 
 
 def memory_of(
@@ -32,8 +32,8 @@ def memory_of(
     reduced_each: bool,
     shared_mib: float,
 ) -> StageMemory:
-    """Bound and estimate of a stage. The embedding's part has the LM head, where both are one: backward begins with
-    it. `reduced_each`: gradients are, after each micro-batch. `shared_mib`: memory that its layers share."""
+    """Bound and estimate of a stage. If embedding and LM head are one part, backward begins with it. `reduced_each`:
+    gradients are reduced after each micro-batch. `shared_mib`: memory that the layers share."""
     costs = [cost for chunk in chunks for cost in chunk]
     parts = [[cost.memory or PartMemory() for cost in chunk] for chunk in chunks]
     held, every = fullest(plan, stage, chunks), [module for chunk in parts for module in chunk]
@@ -53,7 +53,7 @@ def memory_of(
         return memory
     runs = plan.schedule.runs(stage, plan.pipeline, plan.micro_batches, plan.chunks)
     passes = list(without_repeats(runs, plan.chunks))
-    # A pass of a pipeline begins while copies of the pass before, or for the next one, are under way.
+    # A pass of a pipeline begins while copies of the previous pass or for the next pass are in flight.
     more_mib = max(module.away_mib for module in every) if plan.pipeline > 1 else 0.0
     estimate_mib = shared_mib + more_mib + peak_mib(estimated, passes, reduced_each)
     masters_first = any(module.matrix_mib for parts in estimated for module in parts)
@@ -64,9 +64,9 @@ def memory_of(
 def _apart_mib(
     costs: Sequence[LayerCost], chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], reduced_each: bool
 ) -> float:
-    """Peak of a stage whose optimizer's states are in the host's memory, if no block is used by both backward and the
-    first update: the update's fp32 weights come in addition to all activations, or to the largest part's tensors, one
-    matrix's moments, and weights of 16 bits that are gathered into blocks of their own."""
+    """Peak of a stage with offloaded optimizer states, if backward and the first update share no block. The update's
+    fp32 weights are added to all activations, or to the largest part's tensors, one matrix's moments and the 16-bit
+    weights gathered into separate blocks."""
     parts = [module for chunk in chunks for module in chunk]
     master_mib = sum(module.master_mib for module in parts)
     passes_alone = [[module._replace(matrix_mib=0.0) for module in chunk] for chunk in chunks]
@@ -82,13 +82,13 @@ def _apart_mib(
 
 
 def fullest(plan: Plan, stage: int, chunks: Sequence[Sequence[LayerCost]]) -> tuple[int, ...]:
-    """Micro-batches of each chunk that a stage holds when their activations take most."""
+    """Micro-batches of each chunk in flight at the peak of a stage's activations."""
     peaks = chunks_in_flight(plan.schedule, stage, plan.pipeline, plan.micro_batches, plan.chunks)
     return max(peaks, key=lambda held: _held_mib(chunks, held))
 
 
 def _held_mib(chunks: Sequence[Sequence[LayerCost]], in_flight: Sequence[int]) -> float:
-    """Activations of chunks with these numbers of micro-batches in flight."""
+    """MiB of activations of chunks with these numbers of micro-batches in flight."""
     each = (sum(module.activation_mib for module in chunk) for chunk in chunks)
     return sum(count * mib for count, mib in zip(in_flight, each, strict=True))
 
@@ -97,11 +97,11 @@ class _Sent(NamedTuple):
     """A part whose gradients are being reduced."""
 
     part: PartMemory = PartMemory()
-    again: bool = False  # gradients of a later micro-batch, added to kept sums
+    again: bool = False  # gradients of a later micro-batch, to be added to kept sums
 
     @property
     def spent_mib(self) -> float:
-        """Memory that is freed when they are reduced."""
+        """Memory that is freed when its gradients are reduced."""
         module = self.part
         return (module.joined_mib if self.again else module.gradient_mib - module.kept_mib) * (1 - module.late)
 
@@ -112,7 +112,7 @@ class _Start(NamedTuple):
     chunk: int
     states: tuple[int, ...]  # of each chunk's gradients: none, of some micro-batches, of all
     last: bool  # the chunk's last micro-batch
-    sent: tuple[int, bool] | None  # where each is reduced: the chunk of the backward before, and whether it added to it
+    sent: tuple[int, bool] | None  # if reduced each time: the previous backward's chunk; whether it added
 
 
 def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], reduced_each: bool = False) -> float:
@@ -150,26 +150,26 @@ def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], red
 
 
 def _between(parts: Sequence[PartMemory], reduced_each: bool) -> float:
-    """Gradients that parts hold between two micro-batches, in MiB."""
+    """Gradients of parts between two micro-batches, in MiB."""
     if not reduced_each:
         return sum(module.gradient_mib for module in parts)
     return sum(module.kept_mib * (1 - module.late) + module.late_mib for module in parts)
 
 
 def _last_sent(parts: Sequence[PartMemory]) -> PartMemory:
-    """The module whose gradients backward reduces last, without those reduced at the step's end."""
+    """The module whose gradients backward reduces last, apart from those reduced at the step's end."""
     return next((module for module in parts if module.gradient_mib > module.late_mib), PartMemory())
 
 
 def _backward(
     parts: Sequence[PartMemory], now: float, first: bool, last: bool, reduced_each: bool, sent: _Sent
 ) -> float:
-    """The peak of one micro-batch's backward that begins with `now` held, and with these gradients being reduced."""
+    """The peak of one micro-batch's backward that begins with `now` MiB in use and these gradients in flight."""
     peak = now
     again = reduced_each and not first
-    coming = [*parts[:-1][::-1], PartMemory()]  # whose weights are fetched while a part's backward runs
+    coming = [*parts[:-1][::-1], PartMemory()]  # parts whose weights are fetched during a part's backward
     for at, (module, following) in enumerate(zip(reversed(parts), coming, strict=True)):
-        activations_mib = next((each.away_mib for each in coming[at:] if each.away_mib), 0.0)  # fetched meanwhile
+        activations_mib = next((each.away_mib for each in coming[at:] if each.away_mib), 0.0)  # during this backward
         weights = module.gathered_mib + following.gathered_mib + activations_mib
         working_mib = module.working_mib + (module.made_mib if first else 0.0)
         peak = max(peak, now + weights + working_mib + sent.part.shard_mib)
@@ -189,8 +189,8 @@ def _backward(
 
 
 def constants_mib(models: Sequence[ModelShape], seqs: Sequence[int], memory: MemoryUse) -> float:
-    """Memory that every stage keeps for all its layers: attention masks, sine and cosine of each position, AdamW's
-    powers of its betas, two for each weight of any stage."""
+    """Memory that every stage keeps for all its layers: attention masks, sine and cosine of each position, and two
+    powers of AdamW's betas for each weight tensor."""
     masks_mib = sum(memory.mask_mib(seq) for seq in set(seqs))
     if not memory.profile.mask_mib:
         return masks_mib
@@ -202,14 +202,14 @@ def constants_mib(models: Sequence[ModelShape], seqs: Sequence[int], memory: Mem
 
 
 def positions_mib(model: ModelShape, tokens: int, memory: MemoryUse, assumed: Assumptions) -> float:
-    """Sine and cosine of `tokens` positions."""
+    """MiB of sine and cosine of `tokens` positions."""
     numbers = 2 * tokens * model.rotary_dim if memory.profile.mask_mib else 0
     return numbers * assumed.number_types.stored.bytes / MIB
 
 
 def own_positions_mib(plan: Plan, stage: int, model: ModelShape, memory: MemoryUse) -> float:
-    """Sine and cosine of a rank's own tokens, which the layers of context parallelism of one mesh share: of one mesh
-    and of two no more than those of all tokens, of which a layer's price has room."""
+    """MiB of sine and cosine of a rank's tokens, shared by context-parallel layers of the same mesh. One or two meshes
+    need no more than the table of all tokens, which a layer's price includes."""
     meshes = {plan.layers[layer].mesh(plan.stage_size) for layer in plan.stage_layers(stage)}
     degrees = [degree for mesh in meshes if (degree := mesh.degree(Axis.CONTEXT)) > 1]
     tokens = sum((plan.assumed.seq_length or 0) // degree for degree in degrees)
@@ -217,8 +217,8 @@ def own_positions_mib(plan: Plan, stage: int, model: ModelShape, memory: MemoryU
 
 
 def batch_mib(memory: MemoryUse, rows: int, seq: int, micro_batches: int) -> float:
-    """Ids of a rank's own rows of a batch on the first stage, and labels on the last, with each micro-batch's loss and
-    number of tokens."""
+    """MiB of a rank's ids of a batch on the first stage and labels on the last, with each micro-batch's loss and number
+    of tokens."""
     if not memory.profile.mask_mib:
         return 0.0
     return (BATCHES * rows * (seq + 1) * ID_BYTES + 2 * micro_batches * FP32_BYTES) / MIB

@@ -1,5 +1,4 @@
-"""Logical bytes that one training step of a plan hands to collectives, by kind, as the runtime's counters count
-them."""
+"""Logical bytes that one training step of a plan sends through collectives, by kind, as the runtime counts them."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -16,15 +15,15 @@ from .collectives import MTP_CHANGES, Call, Calls, Setting, layer_calls, vocab_c
 from .experts import expert_adapter_calls, expert_calls
 from .weights import StateBytes, adapter_weights
 
-# The runtime's names. Messages are measured as `Collective` says: the whole tensor, as one rank sees it.
+# The runtime's names. Message sizes are defined by `Collective`: the whole tensor, as one rank sees it.
 NAMES = {kind: kind.name.lower() for kind in Collective} | {Collective.SEND: "p2p"}
 
 
 def step_traffic_bytes(plan: Plan, model: ModelShape, adapter_rank: int | None = None) -> dict[str, int]:
-    """Bytes by kind, summed over all ranks, of one step; scalars (loss, gradient norm) are left out. `adapter_rank`: of
-    adapters, which alone learn.
+    """Bytes by kind, summed over all ranks, of one step; scalars (loss, gradient norm) are excluded. `adapter_rank`:
+    LoRA rank, where only adapters are trained.
 
-    Redistributions between layers count as all-to-all, as they are exchanged. Raises UserError without a seq_length.
+    Resharding between layers counts as all-to-all. Raises UserError without a seq_length.
     """
     seq = plan.assumed.seq_length
     if seq is None:
@@ -59,7 +58,7 @@ def step_traffic_bytes(plan: Plan, model: ModelShape, adapter_rank: int | None =
 def _stage_calls(
     plan: Plan, stage: int, model: ModelShape, setting: Setting, adapter_rank: int | None
 ) -> Iterator[Calls]:
-    """`setting`: of the weights that learn."""
+    """`setting`: with the states of the trained weights."""
     last, frozen = plan.pipeline - 1, adapter_rank is not None
     base = replace(setting, states=setting.states.frozen) if frozen else setting
     for index in plan.stage_layers(stage):
@@ -74,7 +73,7 @@ def _stage_calls(
     if stage in (0, last):
         role: Role = "only" if last == 0 else "first" if stage == 0 else "last"
         calls = vocab_calls(model, plan.vocab, role, base)
-        if frozen:  # nothing goes back through the embedding
+        if frozen:  # no gradient passes the embedding
             head = vocab_calls(model, plan.vocab, "last", base) if role != "first" else Calls()
             calls = calls._replace(backward=head.backward, beside=head.beside)
         yield calls

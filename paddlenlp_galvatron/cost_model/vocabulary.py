@@ -1,9 +1,9 @@
 """Costs of embedding and LM head, and of the input of a stage that has neither.
 
-The LM head and its loss may work by pieces of tokens. They are priced from times and memory, measured or derived, of
-all tokens at once: forward then computes losses and gradients of each piece and keeps the hidden states' gradient
-alone, so that exactly the logits are no longer kept. A piece takes as long as so few tokens alone, its launches and its
-sum of the table's gradient included, or as its host takes to launch it.
+The LM head and its loss may process tokens in pieces. Prices are derived from those of all tokens at once: forward
+computes losses and gradients of each piece and keeps only the gradient of the hidden states, so that only the logits
+are no longer kept. A piece takes as long as its tokens alone, including its launches and its sum of the table's
+gradient, or as its host needs to launch it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .module import ModulePrices, Room
 from .stage_memory import batch_mib
 from .weights import StateBytes, Weights, weights_of
 
-# Messages that a rank of a pipeline holds besides activations, with one micro-batch and with several. From the next
-# stage: the gradient in use, and a posted one; from the previous one: a posted activation, and a gradient leaving.
+# Messages that a pipeline rank holds besides activations, with one micro-batch and with several. From the next stage:
+# the gradient in use and a posted receive; from the previous stage: a posted activation and an outgoing gradient.
 NEXT, BEFORE = (1, 2), (0, 2)
 
 
@@ -40,7 +40,7 @@ class VocabPrices:
 
     @once
     def cost(self, vocab: VocabStrategy, stage: StageSetting, role: Role) -> LayerCost:
-        """Embedding and LM head as a stage of this role has them. For MTP the last stage holds the embedding, too."""
+        """Embedding and LM head as a stage of this role has them. With MTP the last stage also holds the embedding."""
         stage_size, micro_batch, micro_batches, pipeline = stage
         first, last = 0, len(self._models) - 1
         mesh = vocab.mesh(stage_size)
@@ -57,7 +57,7 @@ class VocabPrices:
         pieces = self._head_share(vocab, rank_samples) if role != "first" and vocab.pieces > 1 else None
         passes, head_ms = self._passes(vocab, role, rank_samples, pieces, timed.forward_ms + timed.backward_ms)
         passes = passes.slowed(self._modules.network.receive_slowdown(pipeline))
-        if self._task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
+        if self._task.frozen:  # the embedding is frozen and first, so no gradient passes it
             passes = PassTimes(passes.forward_ms, 0.0 if role == "first" or pieces else head_ms)
         late = self._late(role)
         tokens_mib = self._modules.token_bytes(samples, last) / mesh.degree(*OF_A_SAMPLE) / MIB
@@ -69,13 +69,13 @@ class VocabPrices:
         fixed_mib = self._fixed_mib(stage, role, samples)
         gradients_mib, memory = cost.terms.states.gradients_mib, cost.memory
         if memory and not self._assumed.async_grad_reduce and micro_batches > 1:
-            gradients_mib += late * (memory.gradient_mib - memory.kept_mib)  # whole until the step ends
+            gradients_mib += late * (memory.gradient_mib - memory.kept_mib)  # unreduced until the step ends
         states = cost.terms.states._replace(gradients_mib=gradients_mib, masks_mib=fixed_mib)
         if memory:
             late_mib = late * memory.gradient_mib
             memory = memory._replace(fixed_mib=memory.fixed_mib + fixed_mib, late_mib=late_mib)
         workspace = cost.workspace  # backward begins with the LM head and ends with the embedding
-        if role == "first":  # nothing is fetched while it works
+        if role == "first":  # no prefetch during its backward
             workspace = workspace._replace(own_mib=workspace.own_mib - workspace.fetched_mib)
         else:
             workspace = workspace._replace(fetched_mib=0.0)
@@ -84,7 +84,7 @@ class VocabPrices:
     def _passes(
         self, vocab: VocabStrategy, role: Role, samples: float, pieces: HeadShare | None, messages_ms: float
     ) -> tuple[PassTimes, float]:
-        """Times of a rank's `samples` samples, and of the last module's forward alone."""
+        """Times of a rank's `samples` samples, and the last module's forward time."""
         every, losses = [], 1 + self._mtp  # the passes of embedding and LM head
         for _ in range((role != "last") + (role != "first") * self._mtp):
             every.append(self._times.embedding(samples, self._seqs[0], vocab.tp))
@@ -110,22 +110,22 @@ class VocabPrices:
         if role != "first" and self._modules.options.keeps_gathered:
             peak, kept = peak + others, kept + others
         if pieces:
-            whole = peak + others, kept + others  # the gradient of all tokens that the group's ranks hold is kept
+            whole = peak + others, kept + others  # keeps the gradient of all tokens of the tp group
             room = piece_room(whole, pieces, self._assumed, self._modules.state_bytes, learns=not self._task.frozen)
             return room._replace(activation_mib=room.activation_mib * (1 + self._mtp))
         if self._modules.options.fused_gradients:
-            peak += 2 * others  # and their gradient
-        elif kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made again
+            peak += 2 * others  # also their gradient
+        elif kept < peak:  # with few tokens, less is kept than the head's gradient takes, which is computed again
             made_mib = weights_of(self._models[-1].head, vocab.tp).matrices * self._modules.state_bytes.gradient / MIB
             peak = max(peak, kept + made_mib + tokens_mib)
         if role == "first" or not self._mtp:
             return Room(kept, peak - kept)
-        # The second loss keeps as much, and the lookup's gradient is one of the whole table.
+        # The second loss keeps as much; the lookup's gradient has the size of the whole table.
         table_mib = weights_of(self._models[-1].embedding, vocab.tp).matrices * self._modules.state_bytes.gradient / MIB
         return Room(2 * kept, peak - kept + table_mib)
 
     def _fixed_mib(self, stage: StageSetting, role: Role, samples: int) -> float:
-        """Masks, ids of a rank's own rows of the batch, and messages between stages."""
+        """Masks, ids of a rank's rows of the batch, and messages between stages."""
         end = 0 if role == "first" else len(self._models) - 1
         rows = samples * stage.micro_batches
         fixed_mib = self._modules.constants_mib + self._modules.places_mib
@@ -141,7 +141,7 @@ class VocabPrices:
         widest = max(self._modules.token_bytes(stage.micro_batch, kind) for kind in range(len(self._models)))
         input_mib = widest / stage.stage_size / MIB
         several = stage.micro_batches > 1
-        messages = NEXT[several] + (2 if later else BEFORE[several])  # two more gradients may be leaving
+        messages = NEXT[several] + (2 if later else BEFORE[several])  # two more gradients may be outgoing
         constants_mib = self._modules.constants_mib + self._modules.places_mib
         fixed_mib = messages * input_mib + (0.0 if later else constants_mib)
         memory = PartMemory(fixed_mib=fixed_mib, activation_mib=input_mib)
@@ -155,15 +155,15 @@ class VocabPrices:
         return HeadShare(tokens, columns, model.hidden_size, vocab.tp > 1, sizes)
 
     def _late(self, role: Role) -> float:
-        """Share of the vocabulary layers' gradients that are reduced when a step ends: an embedding's, as no
-        gradient of token ids shows when its backward is done, and those of tied weights, which two modules make."""
+        """Share of the vocabulary layers' gradients that are reduced at the end of a step: an embedding's, as token ids
+        have no gradient that marks the end of its backward, and those of tied weights, which two modules use."""
         tied, each = self._models[0].tied_embeddings, not self._assumed.async_grad_reduce
         if role == "only" or (role == "last" and self._mtp and not tied):
             return float(each) if tied else 0.5
         return float(each and (tied or role == "first"))
 
     def _vocab_calls(self, vocab: VocabStrategy, role: Role, embedding: Setting, head: Setting) -> Calls:
-        """The embedding is of the first layer type's width and length, the LM head of the last one's."""
+        """The embedding has the width and length of the first layer type, the LM head those of the last."""
         first, last = self._models[0], self._models[-1]
         if role == "only" and not last.tied_embeddings:
             return vocab_calls(first, vocab, "first", embedding) + vocab_calls(last, vocab, "last", head)
@@ -177,7 +177,7 @@ class HeadShare:
     """A rank's share of the LM head and its loss."""
 
     tokens: float
-    columns: int  # columns of the vocabulary
+    columns: int  # columns of the vocabulary on this rank
     hidden_size: int
     split: bool  # the vocabulary, over ranks
     sizes: tuple[int, ...]  # tokens of each piece
@@ -186,8 +186,8 @@ class HeadShare:
 def piece_passes(
     times: Callable[[float], PassTimes], share: HeadShare, launch: PassTimes, messages_ms: float, frozen: bool
 ) -> PassTimes:
-    """Times of a head by pieces; `times` by the share of the tokens, `launch` of a layer's forward, which has as
-    many calls as a piece."""
+    """Times of a chunked head; `times` by the share of the tokens; `launch`: of a layer's forward, which has as many
+    calls as a piece."""
     pieces = len(share.sizes)
     piece = times(1 / pieces)
     backward_ms = piece.forward_ms if frozen else piece.backward_ms
@@ -198,8 +198,8 @@ def piece_passes(
 def piece_room(
     whole: tuple[float, float], share: HeadShare, assumed: Assumptions, states: StateBytes, learns: bool
 ) -> Room:
-    """Memory of a head by pieces. `whole`: MiB at the peak and kept, of all tokens at once; the same where only the
-    peak is known."""
+    """Memory of a chunked head. `whole`: MiB at the peak and kept, for all tokens at once; equal if only the peak is
+    known."""
     number = assumed.number_types.stored.bytes
     hidden_mib = share.tokens * share.hidden_size * number / MIB
     peak_mib, kept_mib = whole
@@ -213,9 +213,9 @@ def piece_room(
     scoring_mib = piece_mib + half_mib
     if assumed.fused_cross_entropy and share.split:  # this kernel does not compute in place
         scoring_mib = 2 * piece_mib
-    adding_mib = (half_mib or piece_mib) + numbers * number / MIB  # the table's gradient, to be added to their sum
+    adding_mib = (half_mib or piece_mib) + numbers * number / MIB  # the table's gradient before its sum
     gradient_mib = numbers * states.gradient / MIB
-    if not assumed.async_grad_reduce:  # each micro-batch in flight has its own
+    if not assumed.async_grad_reduce:  # one for each micro-batch in flight
         kept_mib += gradient_mib
-    working_mib = hidden_mib + max(scoring_mib, adding_mib, hidden_mib)  # gradients in pieces, and joined
+    working_mib = hidden_mib + max(scoring_mib, adding_mib, hidden_mib)  # gradients of the pieces, and joined
     return Room(kept_mib, working_mib, gradient_mib if assumed.async_grad_reduce else 0.0)

@@ -16,7 +16,7 @@ from ..profiles.analytic import layer_numbers_per_token
 if TYPE_CHECKING:
     from ..model.lora import Adapters
 
-ROUNDED = 9 / 8  # most that page-locked memory is larger than the activations in it
+ROUNDED = 9 / 8  # page-locked memory / activations in it, at most
 MOMENT_BYTES = 2 * FP32_BYTES  # AdamW's two moments, fp32 with multi_precision
 
 
@@ -36,14 +36,14 @@ class StateBytes:
 
     @property
     def frozen(self) -> StateBytes:
-        """Bytes of a weight that does not learn."""
+        """Bytes of a frozen weight."""
         return StateBytes(self.weight, 0, 0)
 
     def held(self, dp_type: DataParallel, sharding: int, whole_gradients: bool) -> float:
-        """Bytes per parameter that a rank keeps, its states sharded over `sharding` ranks.
+        """Bytes per parameter that a rank keeps if states are sharded over `sharding` ranks.
 
-        ZeRO-2 shards optimizer states and gradients, ZeRO-3 weights too; with `whole_gradients` (they are summed over
-        micro-batches before they are reduced) gradients stay whole.
+        ZeRO-2 shards optimizer states and gradients, ZeRO-3 also weights. With `whole_gradients` gradients stay whole,
+        as they are summed over micro-batches before their reduction.
         """
         weight, gradient, optimizer = float(self.weight), float(self.gradient), float(self.optimizer)
         if dp_type is not DataParallel.DDP:
@@ -60,11 +60,11 @@ class Weights:
     """Parameters of one module on one rank of a tp group. ZeRO shards the matrices; vectors stay whole everywhere."""
 
     matrices: int = 0
-    split_vectors: int = 0  # biases in front of split columns
+    split_vectors: int = 0  # biases of column-split matrices
     whole_vectors: int = 0  # norms
-    head_vectors: int = 0  # whole ones that a rank uses on heads of its own: norms of q and k
-    whole_matrices: tuple[int, ...] = ()  # of the matrices, those that no rank splits: projections to latents
-    copied_matrices: tuple[int, ...] = ()  # of the matrices, those that `copies` ranks of the tp group hold: kv heads
+    head_vectors: int = 0  # replicated but used on own heads: norms of q and k
+    whole_matrices: tuple[int, ...] = ()  # matrices that no rank splits: projections to latents
+    copied_matrices: tuple[int, ...] = ()  # matrices that `copies` ranks of the tp group hold: kv heads
     copied_vectors: tuple[int, ...] = ()  # split vectors that `copies` ranks hold
     copies: int = 1
     largest: int = 0  # elements of the largest matrix
@@ -80,7 +80,8 @@ class Weights:
 
 @lru_cache(maxsize=1024)
 def weights_of(kind: LayerKind, tp: int) -> Weights:
-    """Weights of a layer on one of `tp` ranks. Ranks beyond the kv heads share these; vocabularies are padded."""
+    """Weights of a layer on one of `tp` ranks. Ranks beyond the number of kv heads share them; vocabularies are
+    padded."""
     matrices = [weight for weight in kind.weights if weight.sharded]
     vectors = [weight for weight in kind.weights if not weight.sharded]
     shared = {weight for weight in kind.weights if weight.axis is not None and weight.parts(tp) < tp}
@@ -104,7 +105,7 @@ def weights_of(kind: LayerKind, tp: int) -> Weights:
 @lru_cache(maxsize=256)
 def adapter_weights(model: ModelShape, tp: int, rank: int) -> Weights:
     """The adapters of one decoder layer on one of `tp` ranks. All are unsharded, as vectors are."""
-    from ..model.lora import factors_of  # here, as most plans have no adapters
+    from ..model.lora import factors_of  # here: most plans have no adapters
 
     factors = weights_of(factors_of(model.block, rank), tp)
     return Weights(
@@ -117,14 +118,14 @@ def adapter_weights(model: ModelShape, tp: int, rank: int) -> Weights:
 
 
 def expert_weights(model: ModelShape, experts: Experts) -> Weights:
-    """Expert weights on one rank, priced as three stacked matrices."""
+    """Expert weights of a rank, priced as three stacked matrices."""
     numbers = model.routed.parameters // experts.ranks
     return Weights(matrices=numbers, largest=numbers // 3)
 
 
 @lru_cache(maxsize=256)
 def expert_factors(model: ModelShape, experts: Experts, rank: int) -> tuple[int, int]:
-    """Numbers of the first and of the second factors of the experts of one layer on one rank."""
+    """Elements of the first and of the second factors of one layer's experts on one rank."""
     from ..model.lora import factors_of
 
     numbers = [weight.numbers_on(experts.etp) for weight in factors_of(model.routed, rank).weights]
@@ -132,23 +133,23 @@ def expert_factors(model: ModelShape, experts: Experts, rank: int) -> tuple[int,
 
 
 def expert_adapter_weights(model: ModelShape, experts: Experts, rank: int) -> Weights:
-    """Adapters of the experts of one layer on one rank, which ZeRO shards as the experts."""
+    """Adapters of one layer's experts on one rank; ZeRO shards them like the experts."""
     factors = expert_factors(model, experts, rank)
     return Weights(matrices=sum(factors), largest=max(factors))
 
 
 def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | None = None) -> tuple[float, float]:
-    """(weights, states) of each rank of a stage in MiB, sharded as the plan says; a tied table counts once a stage.
+    """(weights, states) of each rank of a stage in MiB, sharded as in the plan; a tied table counts once per stage.
 
-    Gradients are whole where they are summed over micro-batches before they are reduced; optimizer states in the host's
-    memory do not count (`offloaded_mib`). With `adapters` all weights are frozen.
+    Gradients are whole where they are summed over micro-batches before their reduction; optimizer states in host memory
+    do not count (`offloaded_mib`). With `adapters` all weights are frozen.
     """
     last = plan.pipeline - 1
     learn = StateBytes.of(plan.assumed.number_types)
     if plan.assumed.offload_optimizer:
         learn = replace(learn, optimizer=0)
     base = learn.frozen if adapters else learn
-    held: list[tuple[StateBytes, DataParallel, int, Weights]] = []  # weights with the ranks that share them
+    held: list[tuple[StateBytes, DataParallel, int, Weights]] = []  # weights and the ranks that share them
     for layer, kind in ((plan.layers[index], shape.of(index)) for index in plan.stage_layers(stage)):
         held.append((base, layer.dp_type, layer.shards(plan.stage_size), weights_of(kind.block, layer.tp)))
         experts = layer.experts
@@ -178,8 +179,8 @@ def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | Non
 
 
 def offloaded_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | None = None) -> float:
-    """Optimizer states, and activations of micro-batches in flight, that each rank of a stage has in the host's memory
-    at most, MiB; all ranks with equally many rows of experts."""
+    """Upper bound in MiB of offloaded optimizer states and of activations of micro-batches in flight, for each rank of
+    a stage, with balanced experts."""
     whole = replace(plan, assumed=replace(plan.assumed, offload_optimizer=None))
     states_mib = held_mib(whole, shape, stage, adapters)[1] - held_mib(plan, shape, stage, adapters)[1]
     if not any(plan.layers[index].offload for index in plan.stage_layers(stage)):
@@ -191,7 +192,7 @@ def offloaded_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters 
 
 
 def _away_mib(plan: Plan, kind: ModelShape, layer: LayerStrategy) -> float:
-    """Activations of a micro-batch that a layer has in the host's memory."""
+    """MiB of a micro-batch's activations that a layer offloads."""
     assumed, seq = plan.assumed, plan.assumed.seq_length or 0
     numbers, scalars = layer_numbers_per_token(kind, seq, layer.tp, assumed.sequence_parallel, assumed.fused)
     if kind.experts:

@@ -2,10 +2,10 @@
 
 Each starts one process of the command on every node; the command starts the ranks of its node.
 
-On one node it refuses to start where other variables mean that there are several: N nodes, each of which takes itself
-for the only one, would train N times. Launchers name their variables in similar ways, so rules about names find those
-of unknown ones, and HARMLESS has the exceptions. `NUM_NODES=1` overrules them. Lists of hosts: Slurm's, and the
-hostfiles of MPI, PBS and Grid Engine.
+Without such variables it refuses to start if other variables indicate several nodes: N nodes that each assume to be
+alone would train N times. Launchers name their variables similarly, so rules about names find those of unknown
+launchers; HARMLESS has the exceptions. `NUM_NODES=1` overrides the rules. Lists of hosts: Slurm's, and the hostfiles of
+MPI, PBS and Grid Engine.
 """
 
 import re
@@ -22,7 +22,7 @@ from ..base import UserError, shortened, within
 from ..base.reading import LARGEST_OPTIONS, parse_json, read_json, read_text
 
 MOST_HOSTS = 100_000  # hosts in one item of a list
-LOOPBACKS = ("127.0.0.1", "127.0.1.1", "0.0.0.0", "localhost", "::1", "::")  # addresses of one host alone, or of any
+LOOPBACKS = ("127.0.0.1", "127.0.1.1", "0.0.0.0", "localhost", "::1", "::")  # reach only this host, or any
 NO_IPV6 = "IPv6 is not supported; give an IPv4 address, or a name that has one"
 _HOST = re.compile(r"[\w.-]+")
 _ITEM = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
@@ -38,7 +38,7 @@ def first_host(hosts: str) -> str:
 def listed_hosts(hosts: str) -> Iterator[str]:
     """Hosts of a list as Slurm writes it, in its order: `gpu-[07-09,12],rack[1-2]n[1-2]`. Raises UserError."""
     for item in _items(hosts):
-        parts = re.split(r"\[(.*?)\]", item)  # every second one was in brackets
+        parts = re.split(r"\[(.*?)\]", item)  # odd items were in brackets
         choices = [_numbers(text) if index % 2 else [text] for index, text in enumerate(parts)]
         if not 0 < prod(map(len, choices)) <= MOST_HOSTS:
             raise UserError(
@@ -55,7 +55,7 @@ def _items(hosts: str) -> list[str]:
 
 
 def _numbers(ranges: str) -> list[str]:
-    """`07`, `08`, `12` of `07-08,12`; nothing where it is no such list, or too long."""
+    """`07`, `08`, `12` of `07-08,12`; empty if it is no such list or too long."""
     numbers: list[str] = []
     for text in ranges.split(","):
         match = _NUMBERS.fullmatch(text)
@@ -76,7 +76,7 @@ def is_ipv6(address: str) -> bool:
 
 
 def read_hostfile(path: Path) -> list[str]:
-    """Hosts of a file, each once, in its order: one or several a line, with slots or without. Raises UserError."""
+    """Hosts of a file without repetitions, in order: one or several a line, with or without slots. Raises UserError."""
     hosts: list[str] = []
     for number, line in enumerate(read_text(path, LARGEST_OPTIONS).removeprefix("\ufeff").splitlines(), 1):
         with within(f"{path}: line {number}"):
@@ -101,18 +101,18 @@ def _hosts_of(line: str) -> Iterator[str]:
 
 
 def _is_grid_engine(behind: list[str]) -> bool:
-    """Whether a number of slots follows the host, and then at most a queue@host and its processors. Open MPI and Torque
-    name their numbers: slots=8, np=8."""
+    """Whether the words after a host are a number of slots and at most a queue@host and its processors. Open MPI and
+    Torque write slots=8, np=8."""
     return behind[0].isdigit() and all("@" in word for word in behind[1:2])
 
 
-PORTS = 20_000, 10_000  # the first, and how many: where all nodes of a Slurm job meet unless MASTER_PORT says
+PORTS = 20_000, 10_000  # first and number of ports for the store of a Slurm job, unless MASTER_PORT is set
 INTERACTIVE = "4294967290"  # SLURM_STEP_ID of a shell of salloc, which runs on the first node alone
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The nodes as the variables of one launcher have them; None or empty where they say nothing."""
+    """The nodes by the variables of one launcher; None or empty where they give no value."""
 
     words: str  # the variables with their values
     num_nodes: int
@@ -122,7 +122,7 @@ class Claim:
 
     @property
     def values(self) -> dict[str, str | int]:
-        """The known values, by the names of our own options."""
+        """The known values by the names of our options."""
         return {name: value for name, value in asdict(self).items() if name != "words" and value not in (None, "")}
 
 
@@ -131,10 +131,10 @@ class Launcher:
     """Names of the variables of a launcher."""
 
     number: str  # number of processes or nodes
-    rank: str  # this one's
+    rank: str  # rank of this process or node
     on_node: str = ""  # number of processes on this node; unset: one
-    one_each: str = ""  # command that starts one on each node
-    address: str = ""  # of the first: host, host:port, or a list of these
+    one_each: str = ""  # command that starts one process on each node
+    address: str = ""  # address of the first: host, host:port, or a list
     port: str = ""
 
     def read(self, environment: Mapping[str, str]) -> Iterator[Claim]:
@@ -159,15 +159,15 @@ TORCH = Launcher("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "torchrun --nproc_per
 def launcher_nodes(
     environment: Mapping[str, str], settings: Mapping[str, str | int], needed: Sequence[str]
 ) -> dict[str, str | int]:
-    """Number of nodes, this one's, and address and port of the first, as far as launchers say.
+    """Number of nodes, rank of this node, address and port of the first, as far as launchers give them.
 
-    `settings`: those of the user; `needed`: settings that must be found for several nodes. Raises UserError: a
-    launcher started several processes on a node, says too little, or contradicts another one.
+    `settings`: those of the user; `needed`: settings required for several nodes. Raises UserError if a launcher started
+    several processes on a node, gives too little, or contradicts another launcher.
     """
     claims = [*_slurm(environment), *(claim for launcher in LAUNCHERS for claim in launcher.read(environment))]
     claims += [*_volcano(environment), *_sage_maker(environment)]
     numbers = {int(settings["num_nodes"])} if "num_nodes" in settings else {claim.num_nodes for claim in claims} - {1}
-    if {"RANK", "MASTER_ADDR"} & environment.keys():  # WORLD_SIZE alone may be left over from anything on this node
+    if {"RANK", "MASTER_ADDR"} & environment.keys():  # WORLD_SIZE without these may be a leftover
         torch = [*TORCH.read(environment)]
         claims += [claim for claim in torch if not any(_counts_ranks(claim, number) for number in numbers)]
     started, claims = bool(claims), [claim for claim in claims if claim.num_nodes > 1]
@@ -191,7 +191,7 @@ def launcher_nodes(
 
 
 def _slurm(environment: Mapping[str, str]) -> Iterator[Claim]:
-    nodes = _whole(environment, "SLURM_STEP_NUM_NODES", 1)  # of a step that srun began; a batch script alone has none
+    nodes = _whole(environment, "SLURM_STEP_NUM_NODES", 1)  # set by srun; a plain batch script has none
     if nodes is None or "SLURM_HET_SIZE" in environment or environment.get("SLURM_STEP_ID") == INTERACTIVE:
         return
     if environment.get(LAUNCHERS[0].number) == str(nodes + 1):
@@ -209,7 +209,7 @@ def _slurm(environment: Mapping[str, str]) -> Iterator[Claim]:
 
 
 def _volcano(environment: Mapping[str, str]) -> Iterator[Claim]:
-    """Volcano numbers the nodes of each task apart: of several tasks it does not say which node comes first."""
+    """Volcano numbers the nodes of each task separately; with several tasks the first node is unknown."""
     tasks = sorted(name for name in environment if re.fullmatch(r"VC_\w+_NUM", name))
     number = sum(_whole(environment, name, 0) or 0 for name in tasks)
     if len(tasks) > 1:
@@ -231,7 +231,7 @@ def _sage_maker(environment: Mapping[str, str]) -> Iterator[Claim]:
 
 
 def _counts_ranks(claim: Claim, num_nodes: int) -> bool:
-    """Whether its number is that of ranks, several of them on each node."""
+    """Whether its number counts ranks, several on each node."""
     return claim.num_nodes != num_nodes and claim.num_nodes % num_nodes == 0
 
 
@@ -249,8 +249,8 @@ def _whole(environment: Mapping[str, str], name: str, least: int) -> int | None:
 
 
 def start_lines(command: str, num_nodes: int, gpus_per_node: int) -> dict[str, str]:
-    """The line that starts the command on each of several nodes, by launcher. Slurm gives a task no GPU and one core,
-    and Open MPI binds it to one, by default; the command's ranks, data threads and NCCL share its cores."""
+    """The line that starts the command on each of several nodes, by launcher. By default Slurm gives a task no GPU and
+    one core, and Open MPI binds it to one core; the command's ranks, data threads and NCCL share its cores."""
     values = {"command": command, "num_nodes": num_nodes, "gpus_per_node": gpus_per_node}
     lines: dict[str, str] = read_json(Path(__file__).with_name("start_lines.json"))
     return {launcher: line.format(**values) for launcher, line in lines.items()}
@@ -268,18 +268,18 @@ _MEMBER = "(?:NODE|HOST|MACHINE|WORKER|REPLICA|TRAINER|TASK|PROC|PROCESS|RANK|PO
 _FIRST = f"(?:NUM_OF_|NUMBER_OF_|TOTAL_|NUM_?|N_?(?={_MEMBER}))"
 _LAST = "(?:_?COUNT|_CNT|_NUM|_NUMBER|_TOTAL)"
 _names = partial(re.compile, flags=re.IGNORECASE)
-# How many nodes: NNODES, NUM_HOSTS, HOST_NUM, PJM_NODES. Programs of one node have workers, too, but not WORKER_NUM.
+# Number of nodes: NNODES, NUM_HOSTS, HOST_NUM, PJM_NODES. Programs of one node also have workers, but not WORKER_NUM.
 NODES = _names(rf"(?:\w+_)?(?:{_FIRST}?{_NODE}S|{_FIRST}{_NODE}|{_NODE}S?{_LAST}|WORKER_NUM)")
-# Which of several this is: NODE_RANK, PALS_RANKID, TASK_INDEX, PBS_NODENUM.
+# Rank of this node: NODE_RANK, PALS_RANKID, TASK_INDEX, PBS_NODENUM.
 RANK = _names(rf"(?:\w+_)?(?:RANK(?:_?ID)?|{_MEMBER}_?INDEX|NODENUM|TRAINER_ID)|{INDEX}")
-# How many processes, and which of them this is: they mean nodes only together, under names that begin with the same
-# word, as PAI_TASK_COUNT and PAI_TASK_INDEX. NUM_WORKERS alone is of a data loader, and WORKER_ID of a server.
+# Number of processes and rank of this process: they mean nodes only together, with the same first word, as in
+# PAI_TASK_COUNT and PAI_TASK_INDEX. NUM_WORKERS alone belongs to a data loader, WORKER_ID to a server.
 SIZE = _names(
     rf"(?:\w+_)?(?:{_FIRST}{_MEMBER}|{_FIRST}?{_MEMBER}E?S|(?:{_MEMBER}S?|GROUP)(?:{_LAST}|_COUNT_\w+|_SIZE)"
     r"|(?:WORLD|GROUP|COMM|CLUSTER|GANG|NAMESPACE|JOB)_?SIZE)"
 )
 PLACE = _names(rf"(?:\w+_)?(?:RANK(?:_?ID)?|{_MEMBER}?_?(?:INDEX|IDX|ORDINAL))|(?:\w+_{_MEMBER}|PROCESS)_?(?:ID|NO)")
-# Numbers within a node; of jobs that are independent; of a service's cluster; of adapters. Slurm's are in SLURM.
+# Numbers within a node, of independent jobs, of a service's cluster, of adapters. Slurm's are in SLURM.
 HARMLESS = _names(
     r"(?:\w+_)?(?:\w*(?:LOCAL|LORA|LORE|DORA|PEFT|ADAPTER)\w*|PER|NUMA|MAX|MIN|LOW|ARRAY|MCA|KUBERNETES|K8S"
     r"|CI|CIRCLE|BUILDKITE|SEMAPHORE|TEST|PYTEST|VITEST|JEST)(?:_\w+)?|SLURM\w*"
@@ -293,7 +293,8 @@ ROLES = _names(r"(?:\w+_)?(?:TF_CONFIG|CLUSTER_SPEC)")  # JSON with a list of ad
 
 
 def require_alone(environment: Mapping[str, str], started: bool) -> None:
-    """Raise UserError for a variable that means several nodes. `started`: by a known launcher there is one."""
+    """Raise UserError for a variable that means several nodes. `started`: a known launcher started this process and
+    gives one node."""
     for why, names in _signs(environment, started):
         raise UserError(f"{words(environment, *names)}: {why}; {REMEDY}")
 
@@ -304,7 +305,7 @@ def words(environment: Mapping[str, str], *names: str) -> str:
 
 
 def _signs(environment: Mapping[str, str], started: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Why, and the names of the variables."""
+    """The reasons, each with the names of the variables."""
     numbers = {name: int(value) for name, value in environment.items() if value.isdecimal() and len(value) <= DIGITS}
     if numbers.get("SLURM_HET_SIZE", 1) > 1:
         yield "the parts of a heterogeneous job do not know one another", ("SLURM_HET_SIZE",)
@@ -333,7 +334,7 @@ def _begins(name: str) -> str:
 
 
 def _addresses(name: str, value: str) -> Sequence[str]:
-    """Hosts that a variable lists, or the file that it names; or addresses of all roles."""
+    """Hosts that a variable lists or whose file it names, or the addresses of all roles."""
     with suppress(UserError, AttributeError, KeyError, TypeError):  # no file, JSON of another form
         if HOST_FILE.fullmatch(name):
             return read_hostfile(Path(value))

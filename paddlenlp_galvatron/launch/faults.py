@@ -1,4 +1,4 @@
-"""Finds the faults of a node's ranks, and the one among those of all nodes that caused the others."""
+"""Finds the faults of a node's ranks, and the root cause among the faults of all nodes."""
 
 import os
 import re
@@ -16,24 +16,24 @@ from .out_of_memory import EXIT_CODE as OUT_OF_MEMORY
 from .out_of_memory import ended_out_of_memory, kernel_kills, peak_mib_in, reason_in
 from .status import BEFORE_STEPS, CONNECTING, FIRST_USE, RankOutcome, RankStatus, RankStatusMemory, in_step, lost_a_peer
 
-STOPPED_S = 20.0  # after which a rank that a signal stopped is given up
-IDLE_S = 5.0  # for which a rank must have computed to be blamed by those that wait for it
-SETTLE_S = 0.5  # in which others may still report an earlier failure
-SEARCH_S = 3.0  # for which a cause is looked for where all that failed lost another rank
-WAIT_S = 1800.0  # for which ranks wait for others: Paddle's own limit of a group
+STOPPED_S = 20.0  # a rank stopped by a signal for longer has failed
+IDLE_S = 5.0  # ranks that wait for a rank blame it after it has computed for this time
+SETTLE_S = 0.5  # time for others to report an earlier failure
+SEARCH_S = 3.0  # time to look for a cause when all failed ranks only lost a peer
+WAIT_S = 1800.0  # timeout of ranks that wait for others: Paddle's limit of a group
 WAIT_VARIABLE = "GALVATRON_WAIT_S"  # the same, from a launcher to its ranks
-LOG_END_BYTES = MIB  # of a rank's log, which may have grown for weeks
-NAMED_RANKS = 6  # ranks named of many
+LOG_END_BYTES = MIB  # end of a rank's log to read; logs may grow for weeks
+NAMED_RANKS = 6  # ranks named in a message
 STRANGER = "; another program, such as a port scanner, may have connected to the ranks' ports"
-FIRST_USE_S = 120.0  # for which all ranks may wait in a group's first use, which takes a moment where none is late
+FIRST_USE_S = 120.0  # limit when all ranks wait in a group's first use, which is fast unless a rank is late
 STACK_S = 5.0  # time for a rank to write its stack
 
 
 class FaultKind(IntEnum):
-    """Whether a fault is the cause of the others."""
+    """How likely a fault is the cause of the others."""
 
     CAUSE = 0
-    STALL = 1  # the rank continues alone, while others wait for it
+    STALL = 1  # the rank continues while others wait for it
     CONSEQUENCE = 2  # follows from another rank's failure
     LATE = 3  # timeout; another rank's fault explains it
 
@@ -45,7 +45,7 @@ class Fault:
     kind: FaultKind
     rank: int | None
     message: str  # its first line names the rank
-    age_s: float = 0.0  # since it happened: nodes have different clocks
+    age_s: float = 0.0  # time since it happened, as nodes have different clocks
     exit_code: int = 1  # exit code of the command
     out_of_memory: bool = False
     peak_mib: float | None = None
@@ -53,7 +53,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Wait:
-    """A rank waits for others, or did until it lost them."""
+    """A rank's wait for others, which may have ended with their loss."""
 
     rank: int
     what: str  # operation, group and step
@@ -82,7 +82,7 @@ class Rank:
         return self.process.poll() is None
 
     def log_end(self) -> str:
-        """Reads the end of its log, once where the rank has ended."""
+        """Reads the end of its log; only once after the rank has ended."""
         if self.alive:
             return read_end(self.log)
         if self._log_end is None:
@@ -100,7 +100,7 @@ def read_end(log: Path, start: int = 0) -> str:
 
 
 def wait_limit_s() -> float:
-    """Returns how long this rank may wait for others, as its launcher says."""
+    """Returns this rank's timeout for others, as set by its launcher."""
     return float(os.environ.get(WAIT_VARIABLE, WAIT_S))
 
 
@@ -113,12 +113,12 @@ class LocalRanks:
 
     @property
     def done(self) -> bool:
-        """Whether all have ended as announced."""
+        """Whether all ranks have ended normally."""
         return all(rank.process.poll() == rank.memory.read().exit_code for rank in self.ranks)
 
     @property
     def lost_while_connecting(self) -> bool:
-        """Whether a rank lost another one when none had begun a step."""
+        """Whether a rank lost a peer before any rank began a step."""
         return any(_while_connecting(rank.memory.read()) for rank in self.ranks)
 
     def faults(self) -> list[Fault]:
@@ -129,7 +129,7 @@ class LocalRanks:
         return [fault for fault in faults if fault]
 
     def stalled(self) -> list[Fault]:
-        """Returns ranks that others may wait for: a signal stopped them, or they compute."""
+        """Returns ranks that others may be waiting for: stopped by a signal, or computing."""
         now = time.monotonic()
         stalled = [self._stopped(rank, rank.memory.read()) for rank in self.ranks if rank.stopped_since is not None]
         running = [(rank, rank.memory.read()) for rank in self.ranks if rank.alive and rank.stopped_since is None]
@@ -151,7 +151,7 @@ class LocalRanks:
 
     def timed_out(self, limit_s: float, whole: bool = False) -> list[Fault]:
         """Returns ranks that have waited in one collective for longer than a limit. `whole`: these are all ranks of the
-        launch; then none is late for a group's first use where all wait in one."""
+        launch, so no rank is late if all wait in a group's first use."""
         alive, waits = {rank.number: rank for rank in self.ranks if rank.alive}, self.waits()
         first = whole and len(waits) == len(self.ranks) and all(wait.what.startswith(FIRST_USE) for wait in waits)
         limit_s = min(limit_s, FIRST_USE_S) if first else limit_s
@@ -168,7 +168,7 @@ class LocalRanks:
         ]
 
     def explain(self, fault: Fault) -> Fault:
-        """Adds the place in its program to a fault of a stalled rank of this node."""
+        """Adds the current code line to the fault of a stalled rank of this node."""
         for rank in self.ranks:
             if rank.number == fault.rank and fault.kind is FaultKind.STALL and rank.alive:
                 return replace(fault, message=f"{fault.message}; it is at {_place(rank)}")
@@ -248,7 +248,7 @@ def _while_connecting(status: RankStatus) -> bool:
 
 
 def _state(pid: int) -> str:
-    """One letter of proc(5): T where a signal stopped the process."""
+    """The state letter of proc(5): T if a signal stopped the process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -256,7 +256,7 @@ def _state(pid: int) -> str:
 
 
 def _place(rank: Rank) -> str:
-    """Lets the rank write its stack to its log, and returns the innermost line."""
+    """Makes the rank write its stack to its log; returns the innermost line."""
     log_bytes, end = rank.log.stat().st_size if rank.log.exists() else 0, time.monotonic() + STACK_S
     rank.process.send_signal(signal.SIGUSR1)
     while time.monotonic() < end:
@@ -267,7 +267,7 @@ def _place(rank: Rank) -> str:
 
 
 def with_waits(fault: Fault, waits: Iterable[Wait]) -> Fault:
-    """Adds the ranks that wait, and their operation: one whose group has the faulty rank, and the longest wait."""
+    """Adds the waiting ranks and their operation: in a group with the faulty rank, the longest wait."""
     waits = [wait for wait in waits if wait.rank != fault.rank]
     if not waits or fault.exit_code != 1 or fault.out_of_memory:  # the fault explains itself
         return fault
@@ -286,7 +286,7 @@ def named(ranks: tuple[int, ...]) -> str:
 
 
 class FaultClassifier:
-    """Finds the fault that caused the others, once all that matter can be known."""
+    """Finds the fault that caused the others, once the relevant faults have arrived."""
 
     def __init__(self) -> None:
         self._first: float | None = None
@@ -295,7 +295,7 @@ class FaultClassifier:
     def verdict(
         self, faults: Sequence[Fault], stalled: Iterable[Fault], waits: Iterable[Wait] = (), all_present: bool = True
     ) -> Fault | None:
-        """The fault that ends the launch; None: not yet. `all_present`: the other nodes are known to be there."""
+        """The fault that ends the launch; None: not yet. `all_present`: all nodes have joined."""
         waits = list(waits)
         fault = self._worst(faults, stalled, bool(waits), all_present)
         return fault and with_waits(fault, waits)
@@ -308,7 +308,7 @@ class FaultClassifier:
         now = time.monotonic()
         if self._first is None:
             self._first = now
-        # As they stood at the first fault: afterwards a rank that loses a peer looks busy, too.
+        # The status at the first fault: later a rank that loses a peer also looks busy.
         if self._stalled is None:
             self._stalled = list(stalled)
         waited = now - self._first

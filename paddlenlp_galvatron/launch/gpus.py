@@ -1,4 +1,4 @@
-"""The GPUs of this node, as Paddle sees them and as the system does, and what NCCL's defaults are changed to."""
+"""The GPUs of this node, as seen by Paddle and by the system, and our defaults for NCCL."""
 
 import os
 import subprocess
@@ -6,23 +6,23 @@ from pathlib import Path
 
 DEVICES = Path("/dev")
 P2P_CHANNELS = "NCCL_MAX_P2P_NCHANNELS"
-# A posted receive is a kernel that waits on the GPU, a block for each channel, from the call to the message: with the
-# 16 to 32 that NCCL takes between GPUs of a node it holds up to a quarter of an H100's 132 multiprocessors. Between
-# nodes it takes about 2. How much longer messages take with 4 is not known yet.
+# A posted receive is a kernel that occupies the GPU, one block per channel, until the message arrives. With NCCL's 16
+# to 32 channels within a node it occupies up to a quarter of an H100's 132 multiprocessors; between nodes NCCL uses
+# about 2. How much slower messages are with 4 is not known yet.
 CHANNELS = "4"
 # Paddle's variable for the version of flash attention: 2, or 3, where GPU and Paddle have it.
 FLASH_VERSION, THIRD = "FLAGS_flash_attn_version", "3"
 HOPPER, FIRST_WITH_THIRD = 9, (3, 2)  # compute capability, Paddle
-CORES = 4  # of the host for each rank: Python, NCCL's proxy and Paddle's threads, the data
+CORES = 4  # host cores per rank: Python, NCCL's proxy, Paddle's threads, the data
 ON_GPUS = {
-    # NCCL makes all connections of a communicator when that is made, and none at the first call of a kind, in a step.
+    # NCCL opens all connections when it creates a communicator, none within a step at the first call of a kind.
     "NCCL_RUNTIME_CONNECT": "0",
     "NCCL_DEBUG": "WARN",  # its errors give no reason; the log has it
-    # The embedding's gradient is summed 32 tokens at a time in fp32, and not one by one in 16 bits, where a token that
-    # is half of the text loses most of its sum (Paddle's embedding_grad.h).
+    # Sums the embedding's gradient 32 tokens at a time in fp32. One by one in 16 bits, a token that is half of the text
+    # loses most of its sum (Paddle's embedding_grad.h).
     "FLAGS_embedding_deterministic": "1",
-    # Page-locked memory as much as is requested. Paddle's other allocator locks a 512th of the host's memory first, on
-    # every rank: of 2 TiB 4 GiB each. It is read once, when Paddle makes its allocators.
+    # Locks only the requested host memory. Paddle's other allocator first locks 1/512 of the host's memory on every
+    # rank: 4 GiB each with 2 TiB. Read once, when Paddle creates its allocators.
     "FLAGS_use_auto_growth_pinned_allocator": "1",
 }
 
@@ -35,7 +35,7 @@ def gpu_count() -> int:
 
 
 def unused_gpus() -> list[str]:
-    """NVIDIA's device files on this node, where Paddle was built for CPUs alone and nobody hides them."""
+    """NVIDIA's device files on this node, if Paddle was built only for CPUs and the GPUs are not hidden."""
     import paddle
 
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
@@ -45,12 +45,12 @@ def unused_gpus() -> list[str]:
 
 
 def visible_gpus() -> list[str]:
-    """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them; empty where it is not set."""
+    """Names of the GPUs in CUDA_VISIBLE_DEVICES; empty if unset."""
     return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 
 
 def few_cores(cores: int, ranks: int) -> str:
-    """A warning where ranks on GPUs, started as often on this node, would wait for cores; else ""."""
+    """A warning if so many ranks on GPUs would wait for this node's cores; else ""."""
     if cores >= CORES * ranks:
         return ""
     return f"{cores} cores for {ranks} ranks on GPUs, which need {CORES} each; Slurm: --cpus-per-task, docker: --cpus"
@@ -72,7 +72,7 @@ def has_flash_attention_3() -> bool:
 
 
 def used_mib(gpu: int) -> float | None:
-    """MiB of a visible GPU that are in use, by any process, as its driver counts them; None: it does not say."""
+    """MiB of a visible GPU in use by all processes, by its driver; None: not reported."""
     visible = visible_gpus()
     words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
@@ -83,7 +83,7 @@ def used_mib(gpu: int) -> float | None:
 
 
 def p2p_channels() -> dict[str, str]:
-    """The variable for messages between stages; as the user set it, if at all."""
+    """The user's value of the variable for messages between stages; None: not set."""
     return {P2P_CHANNELS: os.environ.get(P2P_CHANNELS) or CHANNELS}
 
 
@@ -95,8 +95,8 @@ def defaults(limit_channels: bool = False) -> dict[str, str]:
 
 
 def set_defaults(limit_channels: bool = False) -> None:
-    """Set `defaults` in this rank before its first communicator: other launchers than ours give a rank none. On CPUs,
-    nothing reads them, and nothing is set."""
+    """Set `defaults` in this rank before its first communicator, as only our launcher sets them. On CPUs they have no
+    effect and are not set."""
     import paddle
 
     if not gpu_count():
@@ -108,7 +108,7 @@ def set_defaults(limit_channels: bool = False) -> None:
 
 
 def slowed_by_a_receive(multiprocessors: int) -> float:
-    """How many times as long a GPU computes while a receive holds some of its multiprocessors, at most half."""
+    """Slowdown of a GPU's computation while a receive occupies some of its multiprocessors, at most half."""
     setting = p2p_channels()[P2P_CHANNELS]
     channels = int(setting) if setting.isdecimal() else int(CHANNELS)
     return 1 / (1 - min(channels / multiprocessors, 0.5))

@@ -1,4 +1,4 @@
-"""The nodes of a launch: this one's number and the first one's address. The same command is started on every node."""
+"""The nodes of a launch: this node's rank and the first node's address. Every node starts the same command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Nodes:
     num_nodes: int = 1
     node_rank: int = 0
     master_addr: str = ""  # of node 0, as the other nodes see it
-    master_port: int | None = None  # free on node 0; on one node any will do
+    master_port: int | None = None  # a free port of node 0; None on one node: any
 
     def __post_init__(self) -> None:
         if not 0 <= self.node_rank < self.num_nodes:
@@ -59,8 +59,8 @@ class Nodes:
     def environment(self, ranks_per_node: int) -> list[dict[str, str]]:
         """Variables that Paddle reads in each process of this node, by local rank."""
         world_size, first = self.num_nodes * ranks_per_node, self.node_rank * ranks_per_node
-        # Paddle wants an endpoint for each rank, but nothing here listens on it.
-        # NCCL finds its peers by sockets on each interface but the loopback, by default.
+        # Paddle requires an endpoint for each rank, but nothing listens on it.
+        # By default NCCL finds its peers through sockets on all interfaces but the loopback.
         inside = {"NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo")} if self.num_nodes == 1 else {}
         endpoints = [f"{self.own_address()}:{first + local + 1}" for local in range(ranks_per_node)]
         return [
@@ -77,7 +77,7 @@ class Nodes:
         ]
 
     def store(self, token: str) -> StoreServer | None:
-        """The server at which all ranks meet, on the first node. Raises UserError."""
+        """The store through which all ranks connect, on the first node. Raises UserError."""
         if self.num_nodes == 1:
             return StoreServer(LOOPBACK, 0, token)
         if self.node_rank:
@@ -95,12 +95,12 @@ class Nodes:
             raise UserError(f"MASTER_PORT: {where} cannot be listened on: {error.strerror}; name another one") from None
 
     def own_address(self) -> str:
-        """This node's address on the way to the first node."""
+        """This node's address on the route to the first node."""
         if self.num_nodes == 1:
             return LOOPBACK
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                probe.connect((self.master_addr, self.master_port or 1))  # sends nothing: only chooses a route
+                probe.connect((self.master_addr, self.master_port or 1))  # sends nothing, only chooses a route
                 return str(probe.getsockname()[0])
         except OSError as error:
             if error.errno in IPV6_ALONE:
@@ -113,9 +113,9 @@ def environment_nodes(
     options: Mapping[str, str | int | None] = MappingProxyType({}),
     needed: Sequence[str] = FIELDS,
 ) -> dict[str, str | int]:
-    """The values of FIELDS that are known: as `options`, else as scripts set NUM_NODES, NODE_RANK, MASTER_ADDR and
-    MASTER_PORT, else by the variables of a cluster's launcher. One node heeds none of these, and a rank of ours no
-    launcher's: Paddle's are set for it. `needed`: as `launcher_nodes` has it. Raises UserError."""
+    """The known values of FIELDS: from `options`, else from NUM_NODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, else
+    from the variables of a cluster's launcher. One node ignores them all, and our ranks ignore a launcher's, as
+    Paddle's are set for them. `needed`: see `launcher_nodes`. Raises UserError."""
     values: dict[str, str | int | None] = {name: environment.get(name.upper()) for name in FIELDS}
     values |= {name: value for name, value in options.items() if value is not None}
     if str(values["num_nodes"]) == "1":

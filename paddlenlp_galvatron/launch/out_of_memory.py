@@ -1,4 +1,4 @@
-"""Out of memory: how a rank and the launcher detect it, and the rank's last words in its log."""
+"""Out of memory: detection by rank and launcher, and the rank's final message in its log."""
 
 import re
 import signal
@@ -7,9 +7,9 @@ from pathlib import Path
 
 # The exit code of a rank that ran out of memory: Linux's ENOMEM.
 EXIT_CODE = 12
-# Words in the message of a failed allocation, for exceptions of other classes: Paddle's, C++'s, and Python's inside a
+# Words in the message of a failed allocation, for exceptions of other classes: Paddle's; C++'s; Python's inside a
 # PyLayer's backward, which becomes an OSError with the traceback as its text; CUDA's (error 2); cuBLAS's, the second
-# of which comes from creating a handle; and cuDNN's.
+# when creating a handle; and cuDNN's.
 WORDS: tuple[str, ...] = (
     "ResourceExhausted",
     "Out of memory error on GPU",
@@ -19,11 +19,11 @@ WORDS: tuple[str, ...] = (
 )
 WORDS += ("CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_ALLOC_FAILED")
 WORDS += ("DEVICE_ALLOCATION_FAILED", "HOST_ALLOCATION_FAILED")
-# NCCL calls any error of CUDA an "unhandled cuda error"; its log says which one it was.
+# NCCL reports any CUDA error as "unhandled cuda error"; its log names the error.
 NCCL_MESSAGE = re.compile(r"Cuda failure (\d+ )?'out of memory'")
 MESSAGE = "out of memory: tensors held {:.1f} MiB at most"
 FOUND = re.compile(re.escape(MESSAGE).replace(r"\{:\.1f\}", r"([0-9.]+)"))
-KILLS = Path("/proc/vmstat")  # counts the processes that the kernel ended for lack of memory
+KILLS = Path("/proc/vmstat")  # counts processes killed by the kernel for lack of memory
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -52,7 +52,7 @@ def peak_mib_in(log: str) -> float | None:
 
 
 def kernel_kills() -> int:
-    """Processes of this machine that the kernel ended for lack of memory since it started; 0 where it does not say."""
+    """Processes that the kernel killed for lack of memory since boot; 0 if not reported."""
     try:
         return sum(int(line.split()[1]) for line in KILLS.read_text().splitlines() if line.startswith("oom_kill "))
     except OSError:
@@ -60,7 +60,7 @@ def kernel_kills() -> int:
 
 
 def ended_out_of_memory(code: int, log: str, killed: bool) -> bool:
-    """Whether a rank's exit code (negative: signal) and log show it. `killed`: the kernel ended some process."""
+    """Whether a rank's exit code (negative: signal) and log show it. `killed`: the kernel killed a process."""
     if code == -signal.SIGABRT:
         return any(word in log for word in WORDS)  # in a thread of C++, where nothing catches it
     if code == 1 and NCCL_MESSAGE.search(log):

@@ -31,25 +31,25 @@ from .watch import watch
 Device = Literal["cpu", "gpu"]
 
 POLL_S = 0.1
-GRACE_S = 5.0  # between asking a process to end and ending it
-# glibc's allocator: freed memory is kept and used again. Given back, its pages cost more than most messages of CPU
-# processes when they are touched again. 32 MiB is the highest threshold that every glibc takes.
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
+# glibc's allocator keeps freed memory for reuse. If it returned the memory, touching the pages again would cost more
+# than most messages of CPU processes. 32 MiB is the highest threshold that every glibc accepts.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(GIB)}
-# Variables of each rank, where the user has not set them. Paddle gives many warnings a rank.
+# Variables of each rank that the user has not set. Paddle prints many warnings per rank.
 DEFAULTS = KEEP_MEMORY | {"PYTHONWARNINGS": "ignore"}
-RANK_MIB = 150  # least memory of a process on CPU that has Paddle, beyond memory that all share
-RANKS_PER_CORE = 64  # beyond which gloo's time limits pass before everybody had a turn
+RANK_MIB = 150  # least unshared memory of a CPU process with Paddle
+RANKS_PER_CORE = 64  # with more, gloo's timeouts expire before every rank has run
 
 
 class LaunchError(GalvatronError):
-    """A rank of a launch ended badly, or a node did; the first line names it. `waited`: none did, but some waited for
-    others for too long."""
+    """A rank or node of a launch failed; the first line names it. `waited`: none failed, but ranks waited for others
+    for too long."""
 
     waited = False
 
 
 class OutOfMemory(LaunchError):
-    """A rank ran out of memory. `peak_mib`: the most that its tensors held in the step that failed, if it could say."""
+    """A rank ran out of memory. `peak_mib`: peak of its tensors in the failed step, if known."""
 
     def __init__(self, rank: int, peak_mib: float | None, message: str):
         super().__init__(message)
@@ -80,8 +80,8 @@ class World:
     nproc: int  # ranks of each node
     nodes: Nodes = ONE_NODE
     device: Device | None = None  # None: GPUs where Paddle finds some
-    wait_s: float | None = None  # for which a rank waits for others in one collective; None: WAIT_S
-    variables: Mapping[str, str] = field(default_factory=dict)  # of the environment, where the user has not set them
+    wait_s: float | None = None  # timeout of a rank in a collective; None: WAIT_S
+    variables: Mapping[str, str] = field(default_factory=dict)  # environment variables, unless the user has set them
 
     @property
     def first_rank(self) -> int:
@@ -90,11 +90,11 @@ class World:
 
 
 class Launch:
-    """`python -P -m module arguments…` as `nproc` processes a node of one world, while the context is open: no code is
-    taken from the current folder, which may be a model's or data of others. The module may be a script's path.
+    """Runs `python -P -m module arguments…` as `nproc` processes per node of one world, while the context is open. -P:
+    imports no code from the current folder, which may be untrusted. The module may be a script's path.
 
-    Each process has a GPU of its own where Paddle finds some. Rank r writes to `workerlog.r` in the log folder.
-    No process outlives the context.
+    Each process has its own GPU if Paddle finds GPUs. Rank r writes to `workerlog.r` in the log folder. No process
+    outlives the context.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class Launch:
         self._stack.close()
 
     def wait(self) -> Iterator[None]:
-        """Wait for all ranks, giving the caller a turn now and then. Ranks of one node that lose one another while they
-        connect are started once more: a program that connects to a port of gloo first takes a rank's place.
+        """Wait for all ranks, yielding to the caller periodically. On one node, ranks that lose each other while they
+        connect are restarted once: another program may have connected to a port of gloo first.
 
         Raises LaunchError that names the rank that failed, or those that are late. Its exit code is 2 where the
         rank's was: bad input.
@@ -184,7 +184,7 @@ class Launch:
         memory, path = RankStatusMemory(), self._folder / f"workerlog.{number}"
         variables = {**environment, "PYTHONUNBUFFERED": "1"}
         variables |= {STATUS: str(memory.descriptor), WAIT_VARIABLE: str(self._wait_s)}
-        path.unlink(missing_ok=True)  # a link of others would lead elsewhere, and a pipe wait for ever
+        path.unlink(missing_ok=True)  # it may be a foreign link to elsewhere, or a pipe that blocks
         process = begin_process(
             self._command, {**DEFAULTS, **self._world.variables, **os.environ, **variables}, path, memory.descriptor
         )
@@ -219,13 +219,13 @@ def begin_process(
 def devices_of(nproc: int, device: Device | None = None) -> list[dict[str, str]]:
     """Variables that give each local rank its own GPU, or all of them the CPU where Paddle finds no GPU.
 
-    Raises UserError for more processes than the node has GPUs, or cores and memory, for, and for GPUs that this build
-    of Paddle cannot use: nobody means to train on the CPUs next to them.
+    Raises UserError for more processes than the node's GPUs, or its cores and memory, allow, and for GPUs that this
+    build of Paddle cannot use: training on the CPUs next to them is never intended.
     """
     from .gpus import defaults, gpu_count, unused_gpus, visible_gpus
 
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # Paddle's import put its own in its place
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # undoes the handler of Paddle's import
     gpus = gpu_count()
     if device == "gpu" and gpus == 0:
         raise UserError("device: gpu, but Paddle finds no GPU here; leave --device out, or install Paddle's GPU build")
@@ -242,13 +242,13 @@ def devices_of(nproc: int, device: Device | None = None) -> list[dict[str, str]]
     if nproc > gpus:
         raise UserError(f"nproc: {nproc} processes on a node with {gpus} GPUs; start {gpus} or fewer")
     visible = visible_gpus() or [str(gpu) for gpu in range(gpus)]
-    # One GPU each: Paddle asks all that are visible for the state of their random numbers, in each recomputed layer.
+    # One visible GPU each: every recomputed layer makes Paddle read the random state of all visible GPUs.
     common = {"FLAGS_selected_gpus": "0"} | defaults() | threads
     return [{"CUDA_VISIBLE_DEVICES": gpu} | common for gpu in visible[:nproc]]
 
 
 def _require_room(nproc: int) -> None:
-    """Raise UserError for more processes on CPU than its cores and memory can be meant for."""
+    """Raise UserError for more CPU processes than cores and memory allow."""
     free, cores = free_mib(), processor.cores()
     if nproc > (most := RANKS_PER_CORE * cores):
         raise UserError(
@@ -259,7 +259,7 @@ def _require_room(nproc: int) -> None:
 
 
 def free_mib() -> int:
-    """Memory of this node that processes can still take."""
+    """MiB of this node's memory that processes can still allocate."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) // 2**10 for line in lines if line.startswith("MemAvailable"))
 
@@ -270,7 +270,7 @@ def _die_with_parent() -> None:
 
 
 def _end(ranks: Sequence[Rank]) -> None:
-    """A rank that waits for a disk that hangs may outlive even the kill; it ends when that wait does."""
+    """Kill the ranks. A rank blocked on a hung disk may survive until that wait ends."""
     for end in (methodcaller("terminate"), methodcaller("kill")):
         for rank in ranks:
             if rank.alive:

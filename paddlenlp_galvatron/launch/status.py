@@ -1,4 +1,4 @@
-"""The status of a rank, in memory shared with its launcher: it costs nothing and outlives the rank.
+"""The status of a rank, in memory shared with its launcher: updates are cheap, and it outlives the rank.
 
     with waiting("all_reduce"): ...      # the rank waits for others now; outside, others may wait for it
 
@@ -19,9 +19,8 @@ from functools import cache
 
 VARIABLE = "GALVATRON_STATUS"  # the descriptor of the memory, from a launcher to its rank
 BYTES = 4096
-LAYOUT = struct.Struct("<Biid160s3000sB")  # the outcome last: a reader that sees it sees the rest
-# Words in messages of gloo and of Paddle's store about a peer that has gone or does not come; and words in
-# gloo's about messages that do not fit together.
+LAYOUT = struct.Struct("<Biid160s3000sB")  # the outcome is written last: a reader that sees it sees the rest
+# Words in messages of gloo and of Paddle's store about a lost or absent peer, and in gloo's about mismatched messages.
 PEER_WORDS = ("gloo/transport/tcp", "Timed out waiting", "reset by peer", "TCP send error", "TCP receive error")
 NCCL_PEER_WORDS = ("remote process exited", "unhandled system error", "Connection closed by remote peer")
 MISFIT_WORDS = ("enforce fail", "Enforce failed", "EnforceNotMet")
@@ -33,13 +32,13 @@ CONNECTING = "the start of all ranks", "the making of the group of", FIRST_USE  
 
 
 class RankOutcome(IntEnum):
-    """The outcome of a rank's work, as it reported it."""
+    """The outcome that a rank reported."""
 
     NONE = 0
     DONE = 1
-    REFUSED = 2  # an error for the user, who can mend it
+    REFUSED = 2  # an error that the user can fix
     FAILED = 3
-    LOST_A_PEER = 4  # the rank failed as another one failed or never joined
+    LOST_A_PEER = 4  # the rank failed because another failed or never joined
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ class RankStatus:
     outcome: RankOutcome = RankOutcome.NONE
     exit_code: int = 0
     step: int = BEFORE_STEPS
-    since: float = 0.0  # start of its present work, or its end
-    waits_for: str = ""  # the collective that it waits in, or failed in; empty: it computes
+    since: float = 0.0  # start of its current activity, or its end
+    waits_for: str = ""  # the collective in which it waits or failed; empty: it computes
     message: str = ""  # message of a failure
 
 
@@ -84,8 +83,8 @@ def _cut(text: str, limit: int) -> bytes:
 
 @cache
 def _memory() -> RankStatusMemory:
-    """The memory that the launcher reads, by the environment; without a launcher, nobody reads it."""
-    number = os.environ.pop(VARIABLE, "")  # a process that this one starts has no part in it
+    """The memory that the launcher reads, from the environment; private without a launcher."""
+    number = os.environ.pop(VARIABLE, "")  # child processes must not use it
     try:
         return RankStatusMemory(int(number) if number else None)
     except (OSError, ValueError):
@@ -99,7 +98,7 @@ _failed_in = ""
 
 
 def begin() -> None:
-    """The work of this rank begins. From here on SIGUSR1 lets it write to its log where it is."""
+    """The work of this rank begins. From now on SIGUSR1 makes it write its stack to its log."""
     global _began
     _began = True
     faulthandler.register(signal.SIGUSR1, all_threads=False)
@@ -119,19 +118,20 @@ def step() -> int:
 
 
 def done(exit_code: int = 0) -> None:
-    """The rank has ended, with all others, and its process will with this code."""
+    """All ranks have finished; this process will exit with this code."""
     _memory().write(RankStatus(True, RankOutcome.DONE, exit_code, _step, time.monotonic()))
 
 
 def failed(outcome: RankOutcome, message: str, exit_code: int = 1, waited_in: str = "") -> None:
-    """Record that this rank failed, and will end with an exit code. `waited_in`: its device's work, where that differs
-    from its own."""
+    """Record that this rank failed and will exit with this code. `waited_in`: the collective on its device, if that
+    differs from the host's."""
     _memory().write(RankStatus(True, outcome, exit_code, _step, time.monotonic(), waited_in or _failed_in, message))
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Meanwhile this rank waits for others. May be nested: the status names the outermost, and the step."""
+    """This rank waits for others inside the context. May be nested: the status names the outermost wait and the
+    step."""
     global _failed_in
     what += in_step(_step)
     _waits.append((what, time.monotonic()))
@@ -149,12 +149,12 @@ def waiting(what: str) -> Iterator[None]:
 
 
 def in_step(number: int) -> str:
-    """Follows a message about this step."""
+    """Suffix of a message about this step."""
     return "" if number == BEFORE_STEPS else f" in step {number + 1}"
 
 
 def longest_wait() -> tuple[str, float] | None:
-    """This rank's longest wait now, and its start by the monotonic clock."""
+    """This rank's outermost current wait and its start by the monotonic clock."""
     waits = _waits[:1]  # a copy, as another thread may call
     return waits[0] if waits else None
 

@@ -1,12 +1,12 @@
-"""Rendezvous of a launch: the server of Paddle's TCPStore, on one address, for clients with a token.
+"""Rendezvous of a launch: a server for Paddle's TCPStore clients, on one address and with a token.
 
-Paddle's own server listens on all addresses of a host, lets everybody in, and aborts or fails where its port was taken
-since it was chosen. This one binds a port and keeps it. It serves Paddle's clients (`connect`) and `StoreClient`.
+Paddle's server listens on all addresses of a host, accepts every client, and fails if its port was taken after it was
+chosen. This server binds a port and keeps it. It serves Paddle's clients (`connect`) and `StoreClient`.
 
 The wire format, of Paddle 3.1 to 3.3 (phi/core/distributed/store/tcp_store.cc): little-endian; a request is an int32
-command and a key, for ADD an int64 and for SET a value behind it; before a key or value stands its length as uint64.
-Paddle's clients put KEY_PREFIX before every key. The first request sets TOKEN. One that sets GROUP leads to the keys of
-that group alone: gloo's rendezvous writes keys without the group's name.
+command and a key, followed for ADD by an int64 and for SET by a value; a uint64 length precedes each key and value.
+Paddle's clients prefix every key with KEY_PREFIX. The first request sets TOKEN. Setting GROUP switches to that group's
+keys, as gloo's rendezvous writes keys without the group's name.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ KEY_PREFIX = "/"
 TOKEN, GROUP = "galvatron/token", "galvatron/group"
 ADD, GET, CHECK, SET, WAIT = range(5)
 STOP_WAIT, READY, NOT_READY = 1, 2, 3
-LARGEST_KEY, LARGEST_VALUE = 2**12, MIB  # bytes; gloo's and NCCL's addresses have some hundred
-HELLO_S = 10.0  # time for a client to show its token
-MEETING_S = 900.0  # for which a process waits for another's key: Paddle's own, of its default store
+LARGEST_KEY, LARGEST_VALUE = 2**12, MIB  # bytes; gloo's and NCCL's addresses have a few hundred
+HELLO_S = 10.0  # time for a client to send its token
+MEETING_S = 900.0  # timeout for another process's key, as in Paddle's default store
 STORE, TOKEN_VARIABLE = "GALVATRON_STORE", "GALVATRON_TOKEN"  # address:port and token, from a launcher to its ranks
-OTHER_FILES = 200  # of a launcher besides its clients: logs, pipes, libraries
-BIND_S = 10.0  # in which a port of an earlier start must come free
+OTHER_FILES = 200  # open files of a launcher besides its clients: logs, pipes, libraries
+BIND_S = 10.0  # time for a port of an earlier start to become free
 
 
 def open_files(clients: int) -> None:
-    """Let this process, and those that it starts, open as many files as the system lets them. Raises UserError where
-    that is fewer than `clients` clients of a store take."""
+    """Raise the limit of open files of this process and its children to the system's maximum. Raises UserError if that
+    is too low for `clients` clients of a store."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = clients + OTHER_FILES
     if hard == resource.RLIM_INFINITY:
@@ -59,7 +59,7 @@ class StoreServer:
         self.address, self.port, self.token = address, int(self._socket.getsockname()[1]), token
         self._groups: defaultdict[str, _Keys] = defaultdict(_Keys)
         self._loop, self._done = asyncio.new_event_loop(), asyncio.Event()
-        self._loop.set_exception_handler(lambda *_: None)  # of strangers: too many at once, or gone too early
+        self._loop.set_exception_handler(lambda *_: None)  # ignores faults of foreign clients
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
         self._thread.start()
 
@@ -86,7 +86,7 @@ class StoreServer:
         await asyncio.gather(*answering, return_exceptions=True)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one client until it leaves or errs."""
+        """Serve one client until it disconnects or makes an error."""
         try:
             async with asyncio.timeout(HELLO_S):
                 command, key, value = await _request(reader)
@@ -94,8 +94,8 @@ class StoreServer:
                 return
             keys = self._groups[""]
             while True:
-                # Paddle's clients send a request in small packets, each of which waits for the one before to be
-                # acknowledged (Nagle's algorithm); Linux would do that 40 ms later.
+                # Paddle's clients send a request in small packets; each waits for the acknowledgement of the previous
+                # one (Nagle's algorithm), which Linux would delay by 40 ms.
                 writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
                 command, key, value = await _request(reader)
                 if (command, key) == (SET, GROUP):
@@ -103,7 +103,7 @@ class StoreServer:
                 else:
                     writer.write(await keys.answer(command, key, value))
         except (OSError, EOFError, ValueError, struct.error, TimeoutError, asyncio.CancelledError):
-            pass  # the client left or is unknown, or the server closes
+            pass  # the client disconnected or is unknown, or the server closes
         finally:
             writer.close()
 
@@ -116,7 +116,7 @@ class _Keys:
         self._waiting: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     async def answer(self, command: int, key: str, value: bytes) -> bytes:
-        """Answer to a request. Raises ValueError, and TimeoutError where nobody set the key."""
+        """Answer a request. Raises ValueError, and TimeoutError if no client set the key."""
         if command == GET:
             return _sized(self.values[key]) if key in self.values else _sized(b"")
         if command == CHECK:
@@ -138,7 +138,7 @@ class _Keys:
 
 
 async def _request(reader: asyncio.StreamReader) -> tuple[int, str, bytes]:
-    """Command, key and what follows it. Raises ValueError and EOFError."""
+    """Command, key and the bytes after it. Raises ValueError and EOFError."""
 
     async def sized(limit: int) -> bytes:
         [length] = struct.unpack("<Q", await reader.readexactly(8))
@@ -157,7 +157,7 @@ def _sized(content: bytes) -> bytes:
 
 
 class StoreClient:
-    """A launcher's own way to the store of another node. Raises OSError where that is gone."""
+    """A launcher's client of another node's store. Raises OSError if the store is gone."""
 
     def __init__(self, address: str, port: int, token: str, timeout_s: float):
         self._socket = socket.create_connection((address, port), timeout_s)
@@ -168,7 +168,7 @@ class StoreClient:
         self._socket.sendall(struct.pack("<i", SET) + _sized(key.encode()) + _sized(value))
 
     def get(self, key: str) -> bytes:
-        """Value of a key; empty where nobody set it."""
+        """Value of a key; empty if not set."""
         self._socket.sendall(struct.pack("<i", GET) + _sized(key.encode()))
         return self._read(struct.unpack("<Q", self._read(8))[0])
 
@@ -185,8 +185,8 @@ class StoreClient:
 
 
 def connect(rank: int) -> Any:
-    """Paddle's client of the store of this launch. Under a launcher that is not ours, rank 0 starts the server where
-    that launcher wants one."""
+    """Paddle's client of the store of this launch. Under another launcher rank 0 starts the server if that launcher
+    expects it."""
     from paddle.base import core
 
     endpoint, token = (os.environ.get(name, "") for name in (STORE, TOKEN_VARIABLE))
@@ -195,20 +195,20 @@ def connect(rank: int) -> Any:
         if rank == 0:
             _start_server(endpoint, token)
     address, port = endpoint.rsplit(":", 1)
-    store = core.TCPStore(address, int(port), False, 0, int(MEETING_S))  # 0: it waits for nobody
+    store = core.TCPStore(address, int(port), False, 0, int(MEETING_S))  # 0: it waits for no other process
     store.set(TOKEN, token)
     return store
 
 
 def _wanted_place() -> str:
-    """Where Paddle would let rank 0 serve, by the variables of its launcher."""
+    """The address at which Paddle's rank 0 would serve, by its launcher's variables."""
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     endpoints = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
     return f"{address}:{port}" if address and port else endpoints
 
 
 def _start_server(endpoint: str, token: str) -> None:
-    """Serve from a child process, as a thread would wait for code that holds Python's lock here. Raises UserError."""
+    """Serve from a child process, as a thread would wait for code that holds the GIL. Raises UserError."""
     open_files(int(os.environ.get("PADDLE_TRAINERS_NUM", "1")))
     command = [sys.executable, "-P", "-m", __name__, *endpoint.rsplit(":", 1)]
     environment = os.environ | {TOKEN_VARIABLE: token}

@@ -1,7 +1,7 @@
-"""The launchers of several nodes exchange the faults of their ranks, and end with one verdict.
+"""The launchers of several nodes exchange their ranks' faults and end with the same fault.
 
-Through the store of node 0: the others set their reports there every second and read the verdict; node 0 reads the
-reports and gives the verdict. A node that is silent for SILENT_S has died, is frozen, or cannot be reached.
+They use the store of node 0: other nodes write reports every second and read the verdict, the fault that node 0 chooses
+from the reports. A node that is silent for SILENT_S has died, is frozen, or cannot be reached.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .nodes import Nodes
 from .store import MEETING_S, TOKEN_VARIABLE, StoreClient, StoreServer
 
 BEAT_S = 1.0
-SILENT_S = 20.0  # a node silent for so long is given up
-LATE_S = 3.0  # of a node of which it is not known whether it is there
+SILENT_S = 20.0  # a node that is silent for longer has failed
+LATE_S = 3.0  # wait for a node that has not joined yet
 PATIENCE_S = 5.0  # limit for the store's answer
-VERDICT_S = 40.0  # for which node 0's verdict is waited for: it may have to find out that a node is silent
+VERDICT_S = 40.0  # wait for node 0's verdict, which may have to detect a silent node
 VERDICT = "galvatron/verdict"
 NOT_THERE = "did not appear within"
 
@@ -35,7 +35,7 @@ class SingleNode:
         self._classifier = FaultClassifier()
 
     def verdict(self, faults: Sequence[Fault], stalled: Sequence[Fault], waits: Sequence[Wait]) -> Fault | None:
-        """The fault that ends the launch, given those of this node's ranks; None: no fault, or not known yet."""
+        """The fault that ends the launch, from the faults of this node's ranks; None: no fault, or not known yet."""
         return self._classifier.verdict(faults, stalled, waits)
 
     def report_end(self, why: str) -> None:
@@ -71,7 +71,7 @@ class Leader(SingleNode):
     def __init__(self, nodes: Nodes, server: StoreServer):
         super().__init__()
         self._others, self._server = range(1, nodes.num_nodes), server
-        self._beats = {node: (-1, time.monotonic()) for node in self._others}  # last beat, and when it came
+        self._beats = {node: (-1, time.monotonic()) for node in self._others}  # last heartbeat and its arrival
 
     def verdict(self, faults: Sequence[Fault], stalled: Sequence[Fault], waits: Sequence[Wait]) -> Fault | None:
         faults, stalled, waits = [*faults], [*stalled], [*waits]
@@ -109,7 +109,7 @@ class Leader(SingleNode):
 
 
 class Follower(SingleNode):
-    """Another node. It reports from its own thread, so that a blocked output does not silence it."""
+    """A node other than node 0. It reports from a thread, so that blocked output does not silence it."""
 
     def __init__(self, nodes: Nodes, token: str):
         super().__init__()
@@ -140,7 +140,7 @@ class Follower(SingleNode):
         self._thread.join(2 * PATIENCE_S)
 
     def _beat(self) -> None:
-        """Node 0 may start later; once it was there, it may be gone."""
+        """Connect to node 0, which may start later or have disappeared."""
         address, port = self._nodes.master_addr, self._nodes.master_port or 0
         client: StoreClient | None = None
         received, limit, beats, last = time.monotonic(), MEETING_S, 0, False
@@ -176,13 +176,13 @@ def watch(nodes: Nodes, server: StoreServer | None, token: str) -> SingleNode:
 
 
 def await_first(nodes: Nodes, timeout_s: float = MEETING_S) -> None:
-    """Wait on another node until node 0 is there: its command was not refused. Raises GalvatronError."""
+    """Wait until node 0 has started: its command was not refused. Raises GalvatronError."""
     address, port, timeout_s = nodes.master_addr, nodes.master_port or 0, min(timeout_s, MEETING_S)
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:
             client = StoreClient(address, port, os.environ.get(TOKEN_VARIABLE, ""), PATIENCE_S)
-            message = client.get(VERDICT)  # a store for others hangs up
+            message = client.get(VERDICT)  # the store of another launch disconnects
             client.close()
         except OSError:
             time.sleep(BEAT_S / 4)

@@ -1,4 +1,4 @@
-"""Measures how long the parts of a model compute, by batch, sequence length and degree, without communication."""
+"""Measures the compute times of a model's parts by batch, sequence length and degree, without communication."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,20 +37,21 @@ from .stopwatch import MOST_ROUNDS, ROUNDS, Stopwatch, Timing, needs_round
 # model of six layers on 4 ranks, batch sizes 1 and 4 led to the plans that 1 to 4 led to.
 STEPS = 4, 2
 OPTIMIZER, LAUNCH, EXPERT_LAUNCH = "optimizer", "launch", "expert_launch"  # keys in the journal
-# A layer that a GPU computes in less time than its host takes to launch it: as many kernels, few tokens and weights.
+# A layer that a GPU computes faster than its host launches it: all kernels, few tokens and weights.
 NARROW: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "heads": 2, "kv_heads": 2, "own_head_dim": 128}
 NARROW_TOKENS = 16
-# Two ranks share samples: the work of each at the communication points depends on its tokens, hardly on their number.
+# Two ranks share samples: the work of each at the communication points depends on its tokens, hardly on the number of
+# ranks.
 SHARED = {Axis.ULYSSES: LayerStrategy(2, ulysses=True), Axis.CONTEXT: LayerStrategy(context=2)}
 ENDS: dict[str, dict[str, Any]] = {EMBEDDING: {"embedding": True}, HEAD: {"head": True}}
 
-# Experts that are measured: the time of many follows from a few, so that a whole layer of them is never made.
+# Numbers of experts to measure: the time of many follows from a few, so a whole layer is never built.
 COUNTS = 1, 2, 4
-SHARES = 16, 4, 1  # of a micro-batch's tokens, the parts that are measured: from few rows an expert to many
+SHARES = 16, 4, 1  # divisors of a micro-batch's tokens: from few rows per expert to many
 
 
 class PassRound(NamedTuple):
-    """One round of a part at one point, as it stands in the journal."""
+    """One round of a part at one point, as in the journal."""
 
     forward: Sequence[float]  # ms of each sample
     backward: Sequence[float]
@@ -73,10 +74,10 @@ class ComputationProfiler:
     sequence_parallel: bool = False
     adaptive: bool = True
     flash_attention: bool = False
-    turns: int | None = None  # rounds of every number; None: as it needs
+    turns: int | None = None  # rounds per number; None: as needed
 
     def measure(self, points: Sequence[Shape], degrees: Sequence[int], tick: Callable[[int], None]) -> None:
-        """Measure all that the journal does not know; `tick` gets the number of points times degrees measured."""
+        """Measure everything that is not in the journal; `tick` gets the number of measured points times degrees."""
         lines = _lines(points)
         chosen = [point for line in lines for point in (self._thinned(line) if self.adaptive else line)]
         parts = [*map(layer_part, range(len(self.shapes))), *ENDS]
@@ -113,7 +114,7 @@ class ComputationProfiler:
         return number == 0 or self.turns is not None or needs_round(rounds)
 
     def _thinned(self, line: Sequence[Shape]) -> Sequence[Shape]:
-        """The points of a line that are measured; of lengths the search needs three."""
+        """The points of a line to measure; the search needs three lengths."""
         varied = 0 if len({point.seq for point in line}) == 1 else 1  # index into (batch, sequence length)
         by_size = {float(point[varied]): point for point in line}
         kept = [by_size[size] for size in thinned(sorted(by_size), STEPS[varied])]
@@ -129,7 +130,7 @@ class ComputationProfiler:
 
     @property
     def _mixture(self) -> ModelShape:
-        """The kind of layer that has experts, if one has."""
+        """The kind of layer with experts; None: no experts."""
         return mixture_of(self.shapes)
 
     def _part(self, key: PassKey, strategy: LayerStrategy | None = None, **extent: Any) -> MeasuredPart:
@@ -173,7 +174,7 @@ class ComputationProfiler:
         return {each.words: min(max(time / most, 0.0), 1.0) for each, time in zip(APART, ms, strict=True)}
 
     def _measure_points(self, lines: Sequence[Sequence[Shape]]) -> None:
-        """Points take time in proportion to the tokens, so one batch at each length is enough."""
+        """Times are proportional to the tokens, so one batch at each length is enough."""
         least = [line[0] for line in lines]
         for key in dict.fromkeys(
             self._key(layer_part(n), point, 1) for n in range(len(self.shapes)) for point in least
@@ -205,7 +206,7 @@ class ComputationProfiler:
             global_norm(layer.trainables, None)
             update_in_turns(optimizer, layer.trainables, factor=0.5)
 
-        times = self.stopwatch.time_independent(layer.forward, layer.backward, update)  # an update uses gradients up
+        times = self.stopwatch.time_independent(layer.forward, layer.backward, update)  # an update consumes gradients
         return Timing.of_samples(times[:, 2]).ms / (layer.weights / 1e6)
 
 
@@ -232,7 +233,7 @@ def shares_key(key: PassKey) -> str:
 
 
 def rounds_of(journal: Journal, kind: str = "time") -> dict[PassKey, list[PassRound]]:
-    """Every part and point that the journal knows."""
+    """Every part and point in the journal."""
     return {
         PassKey(module, *map(int, numbers)): [PassRound(*each) for each in rounds]
         for (module, *numbers), rounds in journal.rounds(kind).items()
@@ -240,7 +241,7 @@ def rounds_of(journal: Journal, kind: str = "time") -> dict[PassKey, list[PassRo
 
 
 def _points_of(journal: Journal) -> dict[CommPointKey, CommPointTimes]:
-    """Noise may make them negative, which counts as 0."""
+    """Differences of times; noise may make them negative, which counts as 0."""
     points = {}
     for (module, batch, seq, axis), rounds in journal.rounds("comm_points").items():
         forward, backward = (np.concatenate([PassRound(*each)[which] for each in rounds]) for which in (0, 1))
@@ -260,7 +261,7 @@ def _times(rounds: Sequence[PassRound]) -> PassTimes:
 def computation_profile(
     journal: Journal, shapes: Sequence[ModelShape], precision: Precision, meta: Meta
 ) -> ComputationProfile:
-    """The profile of all that the journal knows."""
+    """The profile from the whole journal."""
     journalled = rounds_of(journal)
     times = {key: _times(rounds) for key, rounds in journalled.items()}
     passes = {key: ms for key, ms in times.items() if not is_of_experts(key.part)}
@@ -305,8 +306,8 @@ def mixture_of(shapes: Sequence[ModelShape]) -> ModelShape:
 
 
 def expert_keys(shape: ModelShape, tokens: int, degrees: Sequence[int]) -> list[PassKey]:
-    """Points at which a layer's experts are measured: some of them, with one sample of some length. The least and the
-    largest degree of tensor parallelism are enough, as a split part falls with the degree."""
+    """Points at which to measure a layer's experts: a few experts, with one sample per length. The smallest and the
+    largest tensor-parallel degree are enough, as the time of a split part falls with the degree."""
     splits = [degree for degree in degrees if shape.expert_size % degree == 0]
     return [
         PassKey(f"{EXPERTS}{count}", 1, length, degree)
@@ -320,8 +321,8 @@ def expert_keys(shape: ModelShape, tokens: int, degrees: Sequence[int]) -> list[
 def expert_times(
     measured: Mapping[PassKey, PassTimes], launched: Mapping[PassKey, PassTimes], per_token: int
 ) -> dict[int, ExpertTimes]:
-    """Times by the number of ranks that split each expert, from those measured. `launched`: of the host, for any
-    rows. `per_token`: experts, and so rows, of a token."""
+    """Times by the number of ranks that split each expert, from the measured times. `launched`: host time, for any
+    rows. `per_token`: experts (rows) per token."""
     launch = fitted([(expert_count(key.part), 0, (ms.forward_ms + ms.backward_ms) / 2) for key, ms in launched.items()])
 
     def of(degree: int) -> ExpertTimes:
@@ -337,7 +338,7 @@ def expert_times(
 
 
 def fitted(points: Sequence[tuple[int, int, float]]) -> ExpertPass:
-    """The times of a pass, none below zero, with the least squares of relative errors at points (experts, rows, ms)."""
+    """Nonnegative times of a pass that minimize squared relative errors at points (experts, rows, ms)."""
     if not points:
         return ExpertPass()
     experts, rows, ms = np.array(points, float).T

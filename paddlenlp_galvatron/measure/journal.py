@@ -1,4 +1,4 @@
-"""Measured numbers as they are made, kept on disk: an interrupted profile continues where it stopped."""
+"""Keeps measured numbers on disk as they are made: an interrupted profile continues where it stopped."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..base.writing import write_text
 from ..runtime import device
 
 FOLDER = ".journal"  # subfolder of the profile files' folder
-USED = "used "  # begins keys of a GPU's memory besides tensors, named as in `profiles.reserve.MeasuredReserve`
-METHOD = 10  # how numbers are measured and written; raised when that changes, so that older ones are dropped
+USED = "used "  # prefix of keys of a GPU's memory outside tensors, named as in `profiles.reserve.MeasuredReserve`
+METHOD = 10  # version of measurements and format; raising it drops older numbers
 
 
 class Journal:
-    """Measured numbers: key -> JSON value. Rank 0 reads and writes the file; all ranks know the same.
+    """Measured numbers: key -> JSON value. Rank 0 reads and writes the file; all ranks have the same numbers.
 
     The file has one line a number, written through to the disk before the next number is measured.
     """
@@ -41,8 +41,8 @@ class Journal:
     def open(
         cls, output: str | Path, what: str, identity: Mapping[str, Any], rank: int, world_size: int, fresh: bool
     ) -> Journal:
-        """The journal of a kind of profile in its output folder; of everything in `identity` that changes its numbers
-        (JSON values), and METHOD, each combination has its own. `fresh`: forget an earlier run's measurements."""
+        """The journal of a kind of profile in its output folder. Each combination of METHOD and `identity` (JSON values
+        that change the numbers) has its own journal. `fresh`: discard an earlier run's measurements."""
         entries: list[dict[str, Any]] = [{}]
         file = None
         if rank == 0:
@@ -52,13 +52,13 @@ class Journal:
             entries = [{} if fresh else _read(path)]
             write_text(path, text + "\n" + "".join(_line(key, value) for key, value in entries[0].items()))
             file.close()
-            file = _locked(path)  # of the file that was written in place of the other
+            file = _locked(path)  # lock of the new file
         if world_size > 1:
             dist.broadcast_object_list(entries, src=0)
         return cls(entries[0], file)
 
     def get(self, key: str, measure: Callable[[], Any]) -> Any:
-        """The number under a key, measured now unless it is known. Every rank asks for the same in the same order."""
+        """The number under a key, measured now unless known. All ranks call it with the same keys in the same order."""
         if key not in self._known:
             self._known[key] = measure()
             if self._file:
@@ -68,14 +68,14 @@ class Journal:
         return self._known[key]
 
     def rounds(self, kind: str) -> dict[tuple[str, ...], list[Any]]:
-        """Everything measured under keys `kind WORD... ROUND`: the words -> the values of its rounds."""
+        """Everything measured under keys `kind WORD... ROUND`: words -> values of the rounds."""
         rounds: dict[tuple[str, ...], list[Any]] = {}
         for key, value in self.items(f"{kind} "):
             rounds.setdefault(tuple(key.split()[1:-1]), []).append(value)
         return rounds
 
     def items(self, prefix: str = "") -> list[tuple[str, Any]]:
-        """All that is known under keys that begin so."""
+        """All values whose keys have this prefix."""
         return [(key, value) for key, value in self._known.items() if key.startswith(prefix)]
 
 
@@ -84,7 +84,7 @@ def _line(key: str, value: Any) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Every whole line but the first, up to one that is damaged: after a loss of power a file may end in NULs."""
+    """Every whole line after the first, up to a damaged line: after a power failure a file may end in NULs."""
     entries: dict[str, Any] = {}
     for line in read_bytes(path).split(b"\n")[1:-1]:
         try:
@@ -108,17 +108,18 @@ def _locked(path: Path) -> TextIO:
 
 
 class Used:
-    """Memory of a GPU besides the tensors of its allocator, by its driver's count, from the object's creation. Made
-    before the world starts, it leaves out only the memory of other programs."""
+    """A GPU's memory outside its allocator, by its driver, since the object's creation. Created before the world
+    starts, it excludes only other programs."""
 
     def __init__(self) -> None:
         self._mib = device.beside_mib()
 
     def more_mib(self) -> float | None:
-        """MiB more than at the last call, the CUDA context included; None on CPU or without the driver's count."""
+        """Increase in MiB since the last call, including the CUDA context; None on CPU or if the driver reports
+        nothing."""
         if self._mib is None:
             return None
-        paddle.zeros([1])  # makes the context, if there is none
+        paddle.zeros([1])  # creates the CUDA context
         device.synchronize()
         previous, self._mib = self._mib, device.beside_mib()
         return None if self._mib is None else self._mib - previous

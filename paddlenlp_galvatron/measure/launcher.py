@@ -1,4 +1,4 @@
-"""Starts the ranks of a profiler, shows how far they are, and says what they ran on."""
+"""Starts the ranks of a profiler, shows their progress, and describes their device."""
 
 import platform
 import re
@@ -26,13 +26,13 @@ def run_ranks(
 ) -> None:
     """Run a kind of profile, of MODULES, as the ranks of this node, with progress; its one argument is JSON.
 
-    Ranks that waited too long for one another, as where the host stood still, begin once more, after the numbers that
-    are measured. Raises LaunchError.
+    If ranks waited too long for each other, as on a frozen host, they restart once and keep finished measurements.
+    Raises LaunchError.
     """
     try:
         _run_once(profile, arguments, options, what, timeout_s)
     except LaunchError as error:
-        if not error.waited or options.num_nodes > 1:  # of several nodes each would have to begin again
+        if not error.waited or options.num_nodes > 1:  # on several nodes, every node would have to restart
             raise
         say(f"note: {str(error).splitlines()[0]}; ranks start again; finished measurements are kept", err=True)
         _run_once(profile, arguments, options, what, timeout_s)
@@ -87,8 +87,7 @@ def spread_notes(meta: Meta) -> list[str]:
 
 
 def device_of_rank() -> Device:
-    """The device of this rank. A GPU's memory is all that its driver has; of processors, which share the host's, none
-    is given."""
+    """The device of this rank. A GPU's memory is the driver's total; processors have none, as they share the host's."""
     import paddle  # here, as the command line imports this file
 
     if not paddle.is_compiled_with_cuda():

@@ -22,13 +22,13 @@ STAGES: dict[Role, dict[str, Any]] = {
 
 
 class Use(NamedTuple):
-    """Memory of one micro-batch in a part, in MiB above that of the part between micro-batches."""
+    """Memory of one micro-batch in a part, in MiB above the part's memory between micro-batches."""
 
     kept: float  # kept from forward for backward
-    working: float  # backward's peak above that
+    working: float  # backward's peak above `kept`
     peak: float  # peak of both passes
-    weights: int  # numbers that the part holds
-    mask: float = 0.0  # kept by a stage, for all its layers
+    weights: int  # elements of the part's weights
+    mask: float = 0.0  # once per stage, for all its layers
     reserved: float = 1.0  # the allocator's peak / the tensors' peak, of backward
     forward: float = 0.0  # forward's peak
 
@@ -108,7 +108,7 @@ class MemoryProfiler:
         )
 
     def _line(self, mib: Callable[[int], float]) -> tuple[float, float]:
-        """(constant, per sample) of the values for one sample and for several."""
+        """(constant, per sample) from the values for one sample and for several."""
         several = mib(self.samples)
         if self.samples == 1:
             return 0.0, several
@@ -116,7 +116,7 @@ class MemoryProfiler:
         return several - self.samples * each, each
 
     def _vocab(self, role: Role, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> VocabMemory:
-        """The last stage and the only one reach their peak in the loss; the first keeps its share beyond it.
+        """The last stage and a single stage reach their peak in the loss; the first stage keeps its share afterwards.
 
         With layer types of several widths or lengths embedding and head differ: the only stage holds the sum of the
         first and the last.
@@ -138,8 +138,8 @@ class MemoryProfiler:
             return self._use(number, length, tp, sequence_parallel, samples, **STAGES[role])
 
         def peak(tp: int) -> tuple[float, float]:
-            """(constant, per sample), not below the peak of few samples, which is the weights' gradient, nor below
-            that of many, which grows as forward's does."""
+            """(constant, per sample) that is at least the peak of few samples, the weights' gradient, and that of many,
+            which grows like forward's."""
             if role == "first":
                 return self._line(lambda samples: use_of(tp, samples).kept)
             single, several = use_of(tp, 1), use_of(tp, self.samples)
@@ -183,7 +183,7 @@ class MemoryProfiler:
 def _measure(module: MeasuredPart) -> Use:
     module.forward()  # makes gradients and masks, which stay
     module.backward()
-    gc.collect()  # frees the previous module: nothing may be freed during the measurement
+    gc.collect()  # frees the previous module now, not during the measurement
     device.release()
     start = device.allocated_mib()
     device.reset_peak()

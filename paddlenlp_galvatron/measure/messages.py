@@ -31,12 +31,12 @@ from .launcher import meta_of_rank, report_note, report_progress, spread_notes
 from .options import KINDS, HardwareOptions, HardwarePart, thinned
 from .stopwatch import MOST_ROUNDS, Stopwatch, Timing, needs_round
 
-# Messages larger than the first that takes this long are not measured: bandwidth alone sets their time. Factor between
+# Messages larger than the first that takes this long are not measured: only bandwidth sets their time. Factor between
 # the sizes that are measured; times in between are interpolated. For a model of six layers on 4 ranks and 8 memory
 # budgets, these sizes led to plans within 0.01 % of those by every size up to 256 MiB.
 LONGEST_MS, STEP = 20.0, 4
-# The percentile of a message's rounds that counts. A message's time contains all else that the host does meanwhile, up
-# to 6 ms instead of 0.3. With the median, 129 plans with many messages were predicted up to 70 % too slow; now 12 %.
+# Percentile of a message's rounds to report. A message's time includes other work of the host, up to 6 ms instead of
+# 0.3. With the median, 129 plans with many messages were predicted up to 70 % too slow; now 12 %.
 QUICKER = 25
 OVERLAP = "overlap_coe"
 
@@ -46,12 +46,12 @@ OPERATIONS: dict[Collective, Callable[[Any, Any], Any]] = {
     Collective.REDUCE_SCATTER: collectives.reduce_scatter,
     Collective.ALL_TO_ALL: collectives.all_to_all,
 }
-# A message of training: a layer's weights, or those of several layers of a stage. Smaller messages are over on a GPU
-# before the host has launched the computation that they should overlap with.
+# Size of a message in training: the weights of one or several layers. On a GPU smaller messages end before the host has
+# launched the computation to overlap.
 MESSAGE_MIB, GPU_MESSAGE_MIB = 4, 128
-ALONE_MS = 50.0  # communication alone: long enough that its start does not matter
-SAMPLES = 6  # disturbances only add time, so the quickest counts
-MATRIX, GPU_MATRIX = 256, 4096  # side of the matrices that are multiplied: a product takes about 1 ms
+ALONE_MS = 50.0  # duration of communication alone, long enough to hide its start
+SAMPLES = 6  # disturbances only add time, so the fastest counts
+MATRIX, GPU_MATRIX = 256, 4096  # side of the matrices: a product takes about 1 ms
 
 # Collectives that training starts and waits for later. The all-reduce comes first: its coefficient is Galvatron's one.
 STARTED: dict[Collective, Callable[[Any, Any], collectives.Pending]] = {
@@ -63,14 +63,14 @@ Rounds = dict[float, list[list[float]]]  # message in MiB -> samples of each rou
 
 
 def group_kinds(world_size: int) -> list[tuple[int, bool]]:
-    """(ranks, consecutive) of all groups: every divisor, strided ones where that is another group."""
+    """(ranks, consecutive) of all groups: every divisor, and strided groups where they differ."""
     sizes = [size for size in range(2, world_size + 1) if world_size % size == 0]
     return [(size, consecutive) for size in sizes for consecutive in (True, False) if consecutive or size < world_size]
 
 
 def measured_groups(options: HardwareOptions, on_gpus: bool) -> list[MessageGroup]:
-    """Collectives and groups of the parts that are requested, each once. CPU processes of one host have no neighbours:
-    strided groups take the times of consecutive ones."""
+    """Collectives and groups of the requested parts, each once. On the CPUs of one host the order of ranks does not
+    matter: strided groups use the times of consecutive groups."""
     message_groups: dict[MessageGroup, None] = {}
     for section in options.parts:
         limit = {HardwarePart.P2P: options.max_pp_deg, HardwarePart.ALL_REDUCE: None}.get(section, options.max_tp_deg)
@@ -96,19 +96,19 @@ def message_round(group: MessageGroup, mib: float, number: int) -> str:
 
 
 def overlap_key(kind: Collective) -> str:
-    """Key of a kind's overlap coefficient in the journal and of its spread; the all-reduce has Galvatron's own."""
+    """Key of a kind's overlap coefficient and spread in the journal; the all-reduce uses Galvatron's key."""
     return OVERLAP if kind is Collective.ALL_REDUCE else f"{OVERLAP}_{kind}"
 
 
 def overlapping_kinds() -> list[Collective]:
-    """The kinds that are measured: on CPU all-reduce alone, as gloo does every message in the call that starts it."""
+    """The kinds to measure: on CPU only all-reduce, as gloo completes other messages in the call that starts them."""
     return list(STARTED) if device.on_gpu() else [Collective.ALL_REDUCE]
 
 
 def overlapping_ranks(world_size: int) -> Ranks:
-    """The ranks that measure it: all, each on its own GPU, as the messages of more ranks take more of each. On CPU a
-    pair, each pinned to a processor of its own, where messages are copied by the processor that computes, however many
-    ranks there are; the others wait, so that none is shared."""
+    """The ranks that measure it. On GPUs all ranks, as messages of more ranks occupy more of each GPU. On CPU a pair,
+    each pinned to a processor, as the computing processor also copies messages, for any number of ranks; other ranks
+    wait, so that no processor is shared."""
     return tuple(range(world_size if device.on_gpu() else min(world_size, 2)))
 
 
@@ -120,9 +120,9 @@ def message_mib() -> int:
 def overlap_coefficient(
     stopwatch: Stopwatch, rank: int, ranks: Ranks, groups: Groups, kind: Collective, precision: Precision, per_node: int
 ) -> float:
-    """Times work of c ms alone, messages of m ms alone, and both at once, in training's types: a message is started,
-    some of the work is done, the next one is started; in the end all are waited for. `per_node` of the `ranks` are on
-    each host.
+    """Times work of c ms alone, messages of m ms alone, and both at once, in training's types: it starts a message,
+    does some of the work, starts the next message, and finally waits for all. `per_node` of the `ranks` are on each
+    host.
 
     While both run, each goes 1/o as fast, until the shorter is done: both = o·min(c, m) + |c - m|. Solved for o.
     """
@@ -180,7 +180,7 @@ class HardwareProfiler:
         return self.options.world_size
 
     def measure(self) -> None:
-        """Measure all that the journal does not know."""
+        """Measure everything that is not in the journal."""
         self.groups.create(set(self._communicators()))
         if communicators := self.used.more_mib():
             note_used(self.journal, "communicator_mib", communicators / (len(self.groups.members) + 1))  # all ranks'
@@ -188,7 +188,7 @@ class HardwareProfiler:
         rounds = self.options.turns or MOST_ROUNDS
         kinds = overlapping_kinds() if HardwarePart.OVERLAP in self.options.parts and self.world_size > 1 else []
         if kinds and device.on_gpu():
-            # By arithmetic: ranks know how many channels to use by the plan that they train.
+            # By arithmetic, as ranks choose the number of channels by the plan that they train.
             slowed = slowed_by_a_receive(device.multiprocessors())
             self.journal.get(f"{overlap_key(Collective.SEND)} 0", lambda: slowed)
         done, total = 0, rounds * (len(wanted) + len(kinds))
@@ -219,7 +219,7 @@ class HardwareProfiler:
         return [(rank, rank + step) for rank in range(self.world_size - step)]
 
     def _measure_round(self, group: MessageGroup, number: int) -> None:
-        """One round of each message of a group that needs one."""
+        """One round of each message of a group that needs another round."""
         by_size = rounds_of(self.journal).get(group, {})
         sizes = self.options.sizes_mib
         for mib in thinned(sizes, STEP) if self.options.adaptive else sizes:
@@ -244,7 +244,7 @@ class HardwareProfiler:
         return partial(OPERATIONS[group.kind], self._zeros(whole), communicator)
 
     def _exchange(self, group: MessageGroup, mib: float) -> Callable[[], None]:
-        """Every stage sends to the next and receives from the one before, all at once."""
+        """Every stage sends to the next and receives from the previous stage, all at once."""
         pairs = [(self.groups.get(pair, "down"), pair) for pair in self._pairs(group.size) if self.rank in pair]
         sent, received = (self._zeros(self._numbers(mib)) for _ in range(2))
 
@@ -271,7 +271,7 @@ class HardwareProfiler:
 
 
 def hardware_profile(journal: Journal, options: HardwareOptions, meta: Meta) -> HardwareProfile:
-    """The profile of all that the journal knows. A bandwidth above the link's is listed under "flags"."""
+    """The profile from the whole journal. A bandwidth above the link's is listed under "flags"."""
     bandwidth: dict[Collective, dict[tuple[int, bool], float]] = {Collective.ALL_REDUCE: {}, Collective.SEND: {}}
     messages: dict[MessageGroup, dict[float, float]] = {}
     spread: dict[str, float] = {}
@@ -295,7 +295,7 @@ def hardware_profile(journal: Journal, options: HardwareOptions, meta: Meta) -> 
             curve = Curve.rising(messages[group].items())
             messages[group] |= {mib: curve(mib) for mib in options.sizes_mib if 1 <= mib < largest and mib not in times}
     all_reduce = bandwidth[Collective.ALL_REDUCE]
-    if options.num_nodes == 1:  # times of consecutive groups where not measured
+    if options.num_nodes == 1:  # unmeasured strided groups take the times of consecutive ones
         all_reduce |= {
             (size, False): all_reduce.get((size, False), all_reduce[size, True])
             for size, consecutive in group_kinds(options.world_size)

@@ -1,4 +1,4 @@
-"""Where ranks run: a hostfile or the command line of Paddle's launcher, as options of ours."""
+"""The nodes of a profile: a hostfile or the command line of Paddle's launcher, read as our options."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ from ..base.errors import UserError
 from ..launch.clusters import NO_IPV6, is_ipv6, read_hostfile
 from .options import ProfileRunOptions
 
-LOOKUP_S = 10.0  # in which names are looked up; a resolver may let each of them wait for as long
+LOOKUP_S = 10.0  # limit for all look-ups of names; a resolver may delay each by as much
 LOOKUPS = 8  # simultaneous look-ups
 # Option of a launcher -> ours.
 LAUNCHER_OPTIONS = {
@@ -24,20 +24,20 @@ LAUNCHER_OPTIONS = {
     "master_port": "master_port",
 }
 DEVICES = ("gpus", "devices")
-IDLE = ("log_dir", "log_level", "job_id")  # ranks' output is shown, and logs are deleted after success
+IDLE = ("log_dir", "log_level", "job_id")  # without effect: ranks' output is shown, and logs are deleted after success
 LAUNCHERS = ("paddle.distributed.launch", "torch.distributed.launch", "torchrun")
 
 
 def with_nodes(values: dict[str, Any]) -> dict[str, Any]:
-    """The options with those that `hostfile` or `launch` among them say. Raises UserError."""
+    """The options completed from `hostfile` or `launch`. Raises UserError."""
     if values.get("hostfile"):
         values = options_of_hostfile(Path(values["hostfile"]), values)
     return options_of_launch(values["launch"], values) if values.get("launch") else values
 
 
 def options_of_hostfile(hostfile: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """The options with num_nodes, master_addr and node_rank, where they are not given; node 0 stands first in the file.
-    Raises UserError."""
+    """The options with missing num_nodes, master_addr and node_rank from the file, whose first host is node 0. Raises
+    UserError."""
     try:
         hosts = read_hostfile(hostfile)
     except UserError as error:
@@ -52,8 +52,8 @@ def options_of_hostfile(hostfile: Path, options: dict[str, Any]) -> dict[str, An
 
 
 def options_of_launch(line: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with those of a launcher's command line, where they are not given; its `--gpus` become visible to
-    ranks. Raises UserError: it starts something else, or has an option without a counterpart."""
+    """The options with missing values from a launcher's command line; its `--gpus` become visible to ranks. Raises
+    UserError if it starts another program or has an option without a counterpart."""
     words = line.split()
     start = next((number for number, word in enumerate(words) if word.endswith(LAUNCHERS)), None)
     if start is None:
@@ -108,10 +108,10 @@ def own_rank(hosts: Sequence[str], where: str) -> int:
 
 
 def _is_own(host: str) -> bool:
-    """Whether an address is this node's: only such a one can be listened on."""
+    """Whether an address is this node's: only then can a socket bind to it."""
     try:
         with socket.socket() as probe:
             probe.bind((host, 0))
-    except (OSError, TypeError, ValueError):  # the latter two: of an impossible host name
+    except (OSError, TypeError, ValueError):  # the latter two for an invalid host name
         return False
     return True

@@ -1,4 +1,4 @@
-"""The options of the profilers, and which shapes and degrees of a model they choose to measure. Needs no Paddle."""
+"""The options of the profilers, and the shapes and degrees of a model to measure. Needs no Paddle."""
 
 import os
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ LATENCY_MIB = (1 / 64, 1 / 16, 1 / 4)  # messages that are measured for their la
 
 
 def thinned(sizes: Sequence[float], step: float) -> list[float]:
-    """Returns the first and last of rising sizes, and between them those at least `step` times the one before."""
+    """Returns the first and last of rising sizes, and between them sizes at least `step` times the previous."""
     kept = list(sizes[:1])
     for size in sizes[1:-1]:
         if size >= step * kept[-1] and size * step <= sizes[-1]:
@@ -36,7 +36,7 @@ def _words(value: Any) -> Any:
 
 
 def _from_environment(value: Any) -> Any:
-    """Galvatron's scripts hand over names of variables ($MASTER_ADDR), for each node to look up."""
+    """Expand variables: Galvatron's scripts pass names such as $MASTER_ADDR, which each node looks up."""
     return os.environ.get(value[1:].strip("{}")) if isinstance(value, str) and value.startswith("$") else value
 
 
@@ -65,7 +65,7 @@ class ProfileRunOptions(Options):
     @model_validator(mode="before")
     @classmethod
     def _nodes_of_the_launcher(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Takes the nodes from variables, as far as options do not name them."""
+        """Reads the nodes from environment variables where options do not give them."""
         if {"hostfile", "launch", "analytic"} & values.keys():
             return values
         return environment_nodes(options={name: _from_environment(values.get(name)) for name in FIELDS}) | values
@@ -86,7 +86,7 @@ class ProfileRunOptions(Options):
         return next(iter(self._precisions), None) or (Precision.BF16 if self.analytic else Precision.FP32)
 
     def for_device(self, on_gpus: bool) -> Self:
-        """The options with the device's settings: GPUs are measured in the type that they train in."""
+        """The options with the device's settings: GPUs are measured in the dtype of training."""
         if self._precisions or self.analytic or not on_gpus:
             return self
         return self.model_copy(update={"mixed_precision": Precision.BF16})
@@ -192,7 +192,7 @@ class PointOptions(ProfileRunOptions):
 
     @property
     def every_size(self) -> bool:
-        """Whether points between others are measured, too, though a line gives them."""
+        """Whether to also measure points that a line through others would give."""
         return self.profile_for is not None or not self.adaptive
 
     @property
@@ -221,7 +221,7 @@ def _steps(name: str, first: int, last: int, step: int) -> list[int]:
 
 
 class ModelRun(BaseModel):
-    """Goes to the ranks as JSON."""
+    """The model to measure, sent to the ranks as JSON."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
@@ -252,9 +252,9 @@ def measured_model(options: PointOptions, model: ModelOptions) -> tuple[tuple[Mo
 
 
 def runnable_degrees(shape: ModelShape, world_size: int, largest: int, lengths: Sequence[int]) -> list[int]:
-    """Tensor-parallel degrees up to `largest` that divide the world and that the model can be split by.
+    """Tensor-parallel degrees up to `largest` that divide the world and the model.
 
-    One process stands for a rank of any world: then those that divide `largest`.
+    A single process stands for a rank of any world, so then degrees divide `largest`.
     """
     world_size = largest if world_size == 1 else world_size
     return [

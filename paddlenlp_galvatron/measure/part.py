@@ -24,7 +24,7 @@ from ..runtime.weights import WHOLE, ShardedParameter, Slice, compute_weights, f
 from .stopwatch import Array
 
 EXPERTS = "experts"  # first word of a part that is some experts; their number follows
-LAYERS = 1, 3  # of the two models whose difference is a layer
+LAYERS = 1, 3  # layers of the two models whose difference gives a layer
 
 
 def of_one_layer(few: Array, many: Array) -> Array:
@@ -37,7 +37,7 @@ _DONE = SimpleNamespace(wait=lambda: True, is_completed=lambda: True)
 
 
 class _FakeProcessGroup:
-    """Collectives that write zeros in place of the peers' part, which compute as fast as other numbers."""
+    """Collectives that write zeros in place of the peers' part; zeros compute as fast as other numbers."""
 
     def all_reduce(self, tensor: Any, *_: Any) -> Any:
         return _DONE
@@ -45,7 +45,7 @@ class _FakeProcessGroup:
     def all_gather_into_tensor(self, out: Any, tensor: Any, *_: Any) -> Any:
         if out.ndim > 1:  # tokens
             return self.fill(out)
-        paddle.assign(paddle.concat([tensor] * (out.shape[0] // tensor.shape[0])), output=out)  # weights as they begin
+        paddle.assign(paddle.concat([tensor] * (out.shape[0] // tensor.shape[0])), output=out)  # initial weights
         return _DONE
 
     def fill(self, out: Any, *_: Any) -> Any:
@@ -83,7 +83,7 @@ class FakeGroups(Groups):
 
 
 class CheapWeights:
-    """Weights of ordinary size without the time that drawing each would take: one short random row, repeated."""
+    """Weights of ordinary size without drawing each number: one short random row, repeated."""
 
     def __init__(self, deviation: float):
         self._row = deviation * np.random.default_rng(0).standard_normal(4099, np.float32)  # a prime: rows differ
@@ -101,11 +101,11 @@ class Extent(NamedTuple):
 
 
 class MeasuredPart:
-    """Some layers, embedding or head of a model, split as a strategy says; this rank is the first that share them.
+    """Some layers, embedding or head of a model, split by a strategy; this rank is the first of those that share them.
 
-    Layers are without their routed experts, which are measured apart (`ExpertsPart`), but with the router. The peers'
-    part of every collective is left out. `forward` and `backward` alternate; gradients are added up, as
-    those of the micro-batches of a step.
+    Layers include the router but not the routed experts, which are measured separately (`ExpertsPart`). The peers' part
+    of every collective is skipped. `forward` and `backward` alternate; gradients accumulate as over the micro-batches
+    of a step.
     """
 
     def __init__(
@@ -130,7 +130,8 @@ class MeasuredPart:
         )
         rank = 0 if embedding else strategy.ranks
         seq_length, fused = assumed.seq_length or 0, on_gpu()  # training's defaults
-        # A split vocabulary's loss is the runtime's own, as in training by default; nobody answers a kernel's messages.
+        # A split vocabulary uses the runtime's loss, as in training by default; no peer would answer a fused kernel's
+        # messages.
         kernels = Kernels(bool(assumed.flash_attention), fused_rope=fused, fused_rms_norm=fused)
         weights = CheapWeights(shape.initializer_range)
         setup = ModelSetup.of(plan, shape, seq_length, source=weights, kernels=kernels)
@@ -143,12 +144,12 @@ class MeasuredPart:
         self._out: Any = None
 
     def _boundary(self) -> Any:
-        """The input from the stage before, or its gradient from the stage behind."""
+        """The input from the previous stage, or its gradient from the next stage."""
         return paddle.randn(self._stage.boundary_shape).astype(self._stage.numbers.stored.dtype)
 
     @property
     def trainables(self) -> list[Trainable]:
-        """The weights that an optimizer updates."""
+        """The trained weights."""
         return self._stage.trainables
 
     @property
@@ -158,12 +159,12 @@ class MeasuredPart:
 
     @property
     def mask_mib(self) -> float:
-        """The attention mask that a stage keeps, for any layers."""
+        """The attention mask that a stage keeps for all its layers."""
         mask = self._stage.mask
         return 0.0 if mask is None else float(mask.size * mask.element_size()) / MIB
 
     def forward(self) -> None:
-        """One micro-batch; input from the previous stage is a tensor of its own, as in a pipeline."""
+        """One micro-batch; the input from the previous stage is a separate tensor, as in a pipeline."""
         if self._received is not None:
             self._x = self._received.clone()
             self._x.stop_gradient = False
@@ -180,7 +181,7 @@ class MeasuredPart:
 
 
 def is_of_experts(module: str) -> bool:
-    """Whether the part of a key is some experts."""
+    """Whether the part of a key is a set of experts."""
     return module.startswith(EXPERTS)
 
 
@@ -190,9 +191,9 @@ def expert_count(module: str) -> int:
 
 
 class ExpertsPart:
-    """Some experts of a layer on one of the ranks that split each, with equally many rows each: all behind the router,
-    without messages, which is the order of the rows, their copies, the products, and the sum of each token. `forward`
-    and `backward` alternate; gradients are added up, as those of the micro-batches of a step."""
+    """Some experts of a layer on one of the ranks that split each, with equally many rows each. It does all work after
+    the router without messages: ordering and copying rows, the products, and the sum of each token. `forward` and
+    `backward` alternate; gradients accumulate as over the micro-batches of a step."""
 
     def __init__(self, shape: ModelShape, key: PassKey, precision: Precision):
         """`key`: one of `expert_keys`."""

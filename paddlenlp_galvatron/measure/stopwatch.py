@@ -23,11 +23,11 @@ Operation = Callable[[], Any]
 WALL, PROCESSOR = 0, 1  # columns of a sample: elapsed time, and processor time of this process
 
 MIN_SAMPLES, MAX_SAMPLES = 3, 100
-ROUNDS, MOST_ROUNDS = 3, 5  # rounds of each number, at different times; the latter if its rounds differ
-SERIES = 4  # samples of a collective between two barriers: ranks that run many in a row drift into or out of step
+ROUNDS, MOST_ROUNDS = 3, 5  # rounds of each number, spread over time; MOST_ROUNDS if they differ
+SERIES = 4  # samples of a collective between two barriers, before ranks drift apart
 SHORTEST_SAMPLE_MS = 5.0  # on a GPU, shorter operations are started several times in a sample
-CPU_SAMPLES = 7  # of a collective in a round on CPU: a single one is off by 40 % (standard deviation)
-CPU_PRODUCTS, MATRIX = 2, 256  # matrix products before each of them: about 2 ms of computation, as in a small layer
+CPU_SAMPLES = 7  # samples of a collective in a round on CPU: one varies by 40 % (standard deviation)
+CPU_PRODUCTS, MATRIX = 2, 256  # matrix products before each sample: about 2 ms, as in a small layer
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Timing:
 
     @classmethod
     def of_rounds(cls, rounds: Sequence[Sequence[float]], percentile: float = 50) -> Timing:
-        """The median of the rounds' means. Within a round the mean counts because times add up in training, with the
-        few messages in ten that take several times as long as the others."""
+        """The median of the rounds' means. A round counts by its mean because times add up in training, including the
+        few messages in ten that take several times as long."""
         return cls.of_samples([float(np.mean(samples)) for samples in rounds], percentile)
 
 
@@ -56,8 +56,8 @@ def needs_round(rounds: Sequence[Sequence[float]]) -> bool:
 
 
 class Clock:
-    """Times a series of samples. On a GPU, where a call returns when its work is queued, an event is queued behind each
-    sample, and the host starts the next, as in training: launch time shows only where the device waits for the host."""
+    """Times a series of samples. On a GPU calls return when their work is queued. An event is queued after each sample
+    and the host starts the next, as in training: launch time shows only where the device waits for the host."""
 
     def start(self) -> None:
         """Begin a series. The device must be idle."""
@@ -66,7 +66,7 @@ class Clock:
         self.sample()
 
     def sample(self) -> None:
-        """End a sample, which began with the series or the sample before."""
+        """End a sample, which began with the series or the previous sample."""
         self._host_ms.append((1000 * time.perf_counter(), 1000 * time.process_time()))
         self._marks.append(device.Mark(timed=True))
 
@@ -106,15 +106,15 @@ class Stopwatch:
         return False
 
     def any_rank(self, holds: bool) -> bool:
-        """Whether it holds on any rank."""
+        """Whether a condition holds on any rank."""
         return bool(all_gather(paddle.full([1], float(holds)), self.world).numpy().any())
 
     def time_collective(self, operation: Operation) -> Array:
         """Times of a collective in ms, [samples, ranks or 1].
 
-        On GPUs: short series, the first sample of each left out, as ranks leave the barrier unevenly. On CPU: ranks
-        compute before each sample, and the rank that arrives last counts, as it waits for no other. (Directly one
-        after the other, small messages take a quarter of the time.)
+        On GPUs: short series without their first sample, as ranks leave the barrier unevenly. On CPU: ranks compute
+        before each sample, and the last rank to arrive counts, as it waits for no other. (Back to back, small messages
+        take a quarter of the time.)
         """
         if not device.on_gpu() and self.world is not None:
             samples = self._samples([self._compute, operation], 1 + CPU_SAMPLES + 1)[1:-1]  # peers end before the last
@@ -153,7 +153,7 @@ class Stopwatch:
         return float(self._samples([operation], 1)[..., WALL].max())
 
     def _warm_ms(self, operation: Operation) -> float:
-        """Time in ms of the second run; ranks begin the first one unevenly."""
+        """Time in ms of the second run; ranks begin the first at different times."""
         return float(self._samples([operation], 2)[-1, ..., WALL].max())
 
     def _count(self, sample_ms: float, least: int = MIN_SAMPLES) -> int:
@@ -163,7 +163,7 @@ class Stopwatch:
         """Times in ms, [series · count, ranks, steps, (WALL, PROCESSOR)]; ranks meet before each series."""
         times = []
         for _ in range(series):
-            # Not gloo's barrier, which gives all of its messages one tag: of several hundred thousand, one never ended.
+            # Not gloo's barrier, whose messages share one tag: of several hundred thousand, one never returned.
             self.any_rank(False)
             device.synchronize()
             self._clock.start()

@@ -2,13 +2,13 @@
 
 Latent attention (MLA), DeepSeek-V2, arXiv:2405.04434, section 2.1: queries, keys and values of all heads come from a
 few numbers a token, the latents. A head's query and key have a part without positions and one with rotary positions;
-the key's part with positions is shared by all heads. Each rank projects its own tokens down to latents, by weights that
-every rank has whole, and hands latents over instead of hidden states.
+the key's part with positions is shared by all heads. Each rank projects its own tokens down to latents with replicated
+weights, and communicates latents instead of hidden states.
 
 Linear attention by the gated delta rule, Gated Delta Networks, arXiv:2412.06464, as Qwen3-Next has it: each head keeps
 a state of a fixed size in place of keys and values. Queries, keys and values go through a short convolution, and the
-output through a norm with a gate. Kernels compute chunks of tokens: pairs of tokens inside each, and the state between
-them.
+output through a norm with a gate. Kernels process chunks of tokens: all pairs inside a chunk, and the state between
+chunks.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def plain_attention(
     # The norms of q and k keep their input, the normalized input, and a scale for each head.
     scales = [Weight(f"{name}.{side}_norm.weight", (head_dim,), Split.OWN) for side in "qk" * normed]
     of_norms = Kept(split=2 * (q + kv) + heads + kv_heads) if normed else Kept()
-    repeated = Kept(split=2 * (q - kv))  # plain attention keeps k and v once for each head of q
+    repeated = Kept(split=2 * (q - kv))  # plain attention keeps k and v for each head of q
     gate = 3 * q * gated  # the gate, its sigmoid, and the product that the output projection reads
     return Sublayer(
         "attention",
@@ -51,12 +51,12 @@ def plain_attention(
         Kept(split=6 * q + 2 * kv + gate) + of_norms,
         (
             (Fused.ATTENTION, repeated),
-            (Fused.ROPE, Kept(split=2 * (q + kv))),  # q and k in front of it, and with their halves turned
+            (Fused.ROPE, Kept(split=2 * (q + kv))),  # q and k before it, and with rotated halves
             *[(Fused.NORMS, Kept(split=q + kv))] * normed,
         ),
         (
             Again(Recompute.ATTENTION, Kept(split=q)),  # the output projection's input
-            Again(Recompute.ATTENTION, repeated, unless=Fused.ATTENTION),  # recomputed, they are kept as they come
+            Again(Recompute.ATTENTION, repeated, unless=Fused.ATTENTION),  # recompute keeps them once per kv head
         ),
         heads,
         head_dim,
@@ -71,7 +71,7 @@ class Latents:
     kv_lora_rank: int  # rank of the latents of keys and values
     q_lora_rank: int  # of those of queries; 0: queries come from the hidden state
     qk_nope_head_dim: int  # width of a head without positions
-    qk_rope_head_dim: int  # with positions; of a key all heads share it
+    qk_rope_head_dim: int  # width with positions; all heads share that of a key
     v_head_dim: int
 
     @property
@@ -142,7 +142,7 @@ class DeltaNet:
 
     @property
     def value_dim(self) -> int:
-        """Numbers a token of the values of one key head."""
+        """Elements per token of the values of one key head."""
         return self.value_head_dim * self.num_value_heads // self.num_key_heads
 
 
@@ -168,7 +168,7 @@ def delta_attention(hidden: int, sizes: DeltaNet) -> Sublayer:
         # The convolution keeps its input, sum and activation; the rule a query and key for each head of values, its
         # triangle and its decays in fp32; the norm the rule's output, its gate and what the output projection reads.
         Kept(split=3 * convolved + 2 * heads * dim + chunks + 4 * heads + 3 * values),
-        ((Fused.ATTENTION, Kept(split=convolved)),),  # the kernel computes the convolution's sum again
+        ((Fused.ATTENTION, Kept(split=convolved)),),  # the kernel recomputes the convolution's sum
         (Again(Recompute.ATTENTION, Kept(split=values + chunks)),),
         heads,
         divided=(("key heads of linear attention", sizes.num_key_heads, False),),

@@ -17,7 +17,7 @@ from .shape import ModelShape
 from .to_config import COEFFICIENT, FULL, config_of
 from .unsupported import MTP_COUNTS, faults_of, has_meaning, require_supported
 
-DIFFERENCES = 4  # lines that say how an unknown model differs from the nearest family
+DIFFERENCES = 4  # differences from the nearest family that an error lists
 LONGEST_NAME = 100  # longest name that is compared with those of presets
 EXAMPLES = ("qwen2.5-7b", "llama3-8b")
 HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")  # names of Hugging Face's hub and PaddleNLP
@@ -64,9 +64,9 @@ def plain_name(name: str) -> str:
 
 
 def shape_from_config(config: Any, name: str, source: str = "config") -> ModelShape:
-    """Shape from the fields of a Hugging Face or PaddleNLP config, as transformers 5 reads them: fields that are left
-    out have the family's values. Raises UserError: also for a size that is left out, for a number that is given twice
-    and differs, and for settings that the layers here do not compute."""
+    """Shape from the fields of a Hugging Face or PaddleNLP config, read like transformers 5: absent fields have the
+    family's values. Raises UserError also for an absent size, for two names of a number that differ, and for settings
+    that our layers do not compute."""
     if not isinstance(config, dict):
         raise UserError(f"{source}: a model config holds one JSON object; this one does not")
     name_of_family = config.get("model_type")
@@ -80,7 +80,7 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
     counts = {int(config[name]) for name in MTP_COUNTS if config.get(name) is not None} or {0}
     if len(counts) > 1:
         raise UserError(f"{source}: {' and '.join(MTP_COUNTS)} are two names of one number but differ; keep one")
-    [mtp_layers] = counts if family.mixture and family.mixture.sigmoid else [0]  # ERNIE's is left out
+    [mtp_layers] = counts if family.mixture and family.mixture.sigmoid else [0]  # ERNIE's MTP is ignored
     if family.rotary_share != 1 and config.get("partial_rotary_factor", family.rotary_share) is None:
         raise fields.error("partial_rotary_factor", str(family.rotary_share))
     dropout = 0.0 if config.get("attention_dropout") is None else config["attention_dropout"]
@@ -113,12 +113,12 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         **of_family,
     )
     _require_heads(shape, config, source)
-    # A head_dim that says no more than the other numbers is no own one.
+    # A head_dim equal to hidden_size / heads is redundant.
     return replace(shape, own_head_dim=None) if shape.q_width == shape.hidden_size else shape
 
 
 def _require_heads(shape: ModelShape, config: dict[str, Any], source: str) -> None:
-    """Raises UserError where sizes of heads do not fit each other."""
+    """Raises UserError if sizes of heads contradict each other."""
     if shape.latents and shape.kv_heads != shape.heads:
         raise UserError(
             f"{source}: num_key_value_heads is {shape.kv_heads}, but latent attention has as many as "
@@ -142,11 +142,11 @@ def _require_heads(shape: ModelShape, config: dict[str, Any], source: str) -> No
 
 
 def _nearest(config: dict[str, Any]) -> Iterator[str]:
-    """The known family that an unknown model's config contradicts in the fewest fields, and these fields. Nothing of a
-    config that has no layers."""
+    """The known family that an unknown model's config contradicts in the fewest fields, and these fields; None for a
+    config without layers."""
     text = config.get("text_config")
     config = config | (text if isinstance(text, dict) else {})
-    # Other families than Qwen have windows wherever these have a size.
+    # Families other than Qwen use windows whenever their size is set.
     config = {"use_sliding_window": config.get("sliding_window") is not None, "max_window_layers": 0} | config
     layers, name = config.get("num_hidden_layers"), str(config.get("model_type"))
     if type(layers) is not int or not 0 < layers <= MOST_LAYERS:
@@ -185,7 +185,7 @@ def _latents(fields: Fields) -> Latents:
 
 
 def _head_dim(fields: Fields) -> int | None:
-    """Width of a head; None: hidden_size over heads. Raises UserError for null where the family has another number."""
+    """Width of a head; None: hidden_size / heads. Raises UserError for null if the family has another default."""
     if fields.get("head_dim") is None and "head_dim" not in fields.family.defaults.keys() - {*fields.family.null_off}:
         return None
     return int(fields.number("head_dim"))
@@ -265,7 +265,7 @@ def _dense_layers(fields: Fields, layers: int, mixture: Mixture) -> tuple[int, .
 
 
 def _between_steps(fields: Fields, layers: int) -> list[int]:
-    """All layers that mlp_only_layers lists, and all but each decoder_sparse_step-th. Raises UserError."""
+    """The layers in mlp_only_layers, and all but every decoder_sparse_step-th. Raises UserError."""
     listed = fields.config.get("mlp_only_layers") or []
     if not isinstance(listed, list) or not all(type(layer) is int and layer >= 0 for layer in listed):
         raise fields.error("mlp_only_layers", "a list of numbers of layers, the first of which is 0")
@@ -274,7 +274,8 @@ def _between_steps(fields: Fields, layers: int) -> list[int]:
 
 
 def _between_intervals(fields: Fields, layers: int) -> list[int]:
-    """All layers but each moe_layer_interval-th from one to another, whose -1 is the last one. Raises UserError."""
+    """All layers but every moe_layer_interval-th from moe_layer_start_index to moe_layer_end_index (-1: the last
+    layer). Raises UserError."""
     first, step = fields.number("moe_layer_start_index", least=0), fields.number("moe_layer_interval")
     last = layers - 1 if fields.get("moe_layer_end_index") == -1 else fields.number("moe_layer_end_index", least=0)
     return [index for index in range(layers) if not first <= index <= last or (index + 1) % step]
@@ -306,7 +307,7 @@ def _local_layers(fields: Fields, layers: int, local: Local) -> dict[str, Any]:
 
 def _rope(fields: Fields) -> tuple[float, tuple[tuple[str, int | float | str], ...]]:
     """Base of rotary positions, and how the family scales them. transformers 5 has both in rope_parameters, 4 in
-    rope_scaling and outside it. Raises UserError: two places differ, or the family has no such positions."""
+    rope_scaling and outside it. Raises UserError if two places differ or the family has no such positions."""
     config, family, source = fields.config, fields.family, fields.source
     settings = [(name, config[name]) for name in ("rope_scaling", "rope_parameters") if config.get(name)]
     where, rope = settings[0] if settings else ("", {})

@@ -1,4 +1,4 @@
-"""Families of decoder-only transformers: their differences, which families.json has."""
+"""Families of decoder-only transformers and their differences, from families.json."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 from ..base.errors import UserError
 from .attention import Latents
 
-LEAST_SUM = 1e-12  # of the softmax scores of a token's experts, as ERNIE's moe_norm_min has it
+LEAST_SUM = 1e-12  # least sum of a token's scores, as ERNIE's moe_norm_min
 # Whether a layer has local attention, by its number and the value of a field of config.json.
 RULES: dict[str, Callable[[int, int], bool]] = {
     "all": lambda *_: True,
@@ -24,26 +24,26 @@ RULES: dict[str, Callable[[int, int], bool]] = {
 class Mixture:
     """Experts in place of a layer's MLP: a family's names for them, and the defaults of its configs."""
 
-    inside: str = "mlp"  # the part of a layer that has them
+    inside: str = "mlp"  # the module of a layer that holds them
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # names of gate, up and down
     size: str = "moe_intermediate_size"  # field of config.json: columns of an expert
     counts: tuple[str, ...] = ("num_experts", "num_local_experts")  # the same: experts of a layer, transformers' names
     chosen: tuple[str, ...] = ("num_experts_per_tok",)  # the same: experts of a token
     normed: bool | None = None  # whether the scores of a token's experts sum to 1; None: norm_topk_prob says
-    shared: str = ""  # the name of one more expert, which has all tokens
-    shared_count: str = ""  # field of config.json: how many experts it is as wide as; "": it has a gate and its width
+    shared: str = ""  # the name of the shared expert, which processes all tokens
+    shared_count: str = ""  # field of config.json: width in experts; "": it has a gate and its own width
     steps: bool = False  # decoder_sparse_step and mlp_only_layers make layers dense
     interval: bool = False  # ERNIE's moe_layer_start_index, moe_layer_end_index, moe_layer_interval
     grouped: bool = False  # DeepSeek's: experts are chosen within groups, first_k_dense_replace makes layers dense
     sigmoid: bool = False  # scores are sigmoids
-    bias: str = ""  # name of a bias of each expert that counts in the choice alone
+    bias: str = ""  # name of each expert's bias, which only affects the choice
     router: str = "gate"
     biased: bool = False  # router and experts have biases
     methods: tuple[str, ...] = ("greedy",)  # ways to choose experts, by topk_method; the last one within groups
 
     @property
     def gated(self) -> bool:
-        """Whether the shared expert counts as far as its gate says."""
+        """Whether a gate weights the shared expert."""
         return not self.shared_count
 
 
@@ -54,11 +54,11 @@ class Local:
     rule: str  # one of RULES
     field: str = ""  # field of config.json
     kind: str = "sliding_attention"  # name in layer_types
-    listed: bool = True  # layer_types, where config.json has it, counts in place of the rule
-    switch: str = ""  # field of config.json without which no layer is one
+    listed: bool = True  # layer_types of config.json overrides the rule
+    switch: str = ""  # field of config.json that enables local attention
 
     def at(self, layer: int, value: int) -> bool:
-        """Whether a layer is one, by its number and the value of `field`."""
+        """Whether a layer is local, by its number and the value of `field`."""
         return RULES[self.rule](layer, value)
 
 
@@ -69,11 +69,11 @@ class Family:
     name: str
     title: str  # as the classes of transformers are called: Llama of LlamaForCausalLM
     prefix: str  # first word of its weights' names in PaddleNLP, and in checkpoints
-    about: str  # its models, and how they differ from PaddleNLP's of the prefix
+    about: str  # its models, and their differences from PaddleNLP's of the prefix
     # Values in transformers of fields that config.json leaves out, if they are not the USUAL ones (fields.py).
     defaults: Mapping[str, float]
     qkv_bias: bool = False  # q, k and v always have biases
-    rotary_share: float = 1.0  # of a head's numbers that rotary positions turn: partial_rotary_factor
+    rotary_share: float = 1.0  # share of a head that rotary positions rotate: partial_rotary_factor
     qk_norm: bool = False  # each head of q and k goes through a norm, whose scales all heads share
     # Fields of ModelShape, and the fields of config.json that turn them on.
     switches: Mapping[str, str] = field(default_factory=dict)
@@ -87,10 +87,10 @@ class Family:
     biased_head: bool = False  # the LM head has a bias where the MLP has
     local: Local | None = None  # some layers attend to less than all tokens
     sinks: bool = False  # each head's softmax has one more, learned score
-    gated: bool = False  # attention's output is multiplied by a gate of each head, which q's projection gives
-    # More than two: behind attention and MLP, too.
+    gated: bool = False  # q's projection also gives a gate of each head for attention's output
+    # More than two: norms also after attention and MLP.
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
-    untrained: str = ""  # the parts that training lacks for it; "": none
+    untrained: str = ""  # features that training lacks; "": none
     activation: str = ""  # hidden_activation, where it is not SiLU
     # Fields of config.json that plans do not depend on, and methods of quantised files that are trained in 16 bits.
     unplanned: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class Family:
     stock_shares_kv_heads: bool = False
     stock_ulysses: bool = False
     stock_recomputes_some: bool = False
-    # A small model of it, as checks make: attention heads for each kv head, and further fields of the shape.
+    # A small model for checks: attention heads per kv head, and further fields of the shape.
     heads_per_kv_head: int = 1
     example: Mapping[str, Any] = field(default_factory=dict)
 

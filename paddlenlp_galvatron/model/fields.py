@@ -28,11 +28,11 @@ class Fields:
     source: str  # named in errors: the file, and the object in it
 
     def get(self, field: str) -> Any:
-        """A field, or its value if it is missing; None if nothing does."""
+        """A field, or the family's default; None if neither exists."""
         return self.config.get(field, self.family.defaults.get(field, USUAL.get(field)))
 
     def number(self, field: str, kind: type = int, most: float = MOST_SIZE, least: int = 1) -> Any:
-        """A positive number, or a whole one that is not below `least`. Raises UserError: it is missing, or is none."""
+        """A positive number, or a whole number of at least `least`. Raises UserError if it is missing or invalid."""
         value = self.get(field)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not (value > 0 or value >= least) or value > most or kind(value) != value:
@@ -41,7 +41,7 @@ class Fields:
         return kind(value)
 
     def flag(self, field: str) -> bool:
-        """A switch, which is off if it is left out, unless the family has it on. Raises UserError."""
+        """A switch; if absent, off unless the family has it on. Raises UserError."""
         value = self.config.get(field, self.family.defaults.get(field, False))
         if not isinstance(value, bool) and not (value is None and field in self.family.null_off):
             raise self.error(field, "true or false")
@@ -54,5 +54,5 @@ class Fields:
 
 
 def as_json(value: Any) -> str:
-    """A value in an error: as config.json has it, text without quotes."""
+    """A value in an error: as in config.json, text without quotes."""
     return shortened(value if isinstance(value, str) else json.dumps(value))

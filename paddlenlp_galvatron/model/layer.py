@@ -1,4 +1,4 @@
-"""The words in which a layer is described: weights and how they split, and what its parts keep and compute."""
+"""The types that describe a layer: weights and their splits, and the bytes and operations of its parts."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Weight:
     name: str
     shape: tuple[int, ...]  # a linear layer's is [in, out], as PaddleNLP keeps it
     split: Split = Split.WHOLE
-    most_parts: int | None = None  # parts that it splits into at most, which more ranks share: kv heads
+    most_parts: int | None = None  # largest number of parts, shared by more ranks: kv heads
     padded: bool = False  # to a multiple of the degree, along the axis that splits
     linear: bool = False  # a linear layer's matrix, which Hugging Face keeps transposed
     large: bool = False  # a matrix that every rank has whole, but ZeRO shards: a projection to latents
     state: bool = False  # fp32 without a gradient: a router's selection bias
-    expert: int | None = None  # of which routed expert, whose ranks split it as those of tensor parallelism do others
+    expert: int | None = None  # number of its routed expert, which etp ranks split like tp ranks other weights
 
     @property
     def numbers(self) -> int:
@@ -38,8 +38,7 @@ class Weight:
 
     @property
     def sharded(self) -> bool:
-        """Whether ZeRO shards it. It does not shard vectors, nor weights that every rank has whole, as a router: they
-        are small."""
+        """Whether ZeRO shards it: not vectors and small replicated weights such as a router."""
         return len(self.shape) > 1 and (self.axis is not None or self.large)
 
     @property
@@ -55,7 +54,7 @@ class Weight:
         return 0 if self.split is Split.ROW else None
 
     def parts(self, tp: int) -> int:
-        """Different parts that the ranks of a tensor-parallel group hold."""
+        """Number of different parts in a tensor-parallel group."""
         return 1 if self.axis is None else min(tp, self.most_parts or tp)
 
     def padded_length(self, tp: int) -> int:
@@ -65,7 +64,7 @@ class Weight:
         return -(-length // tp) * tp if self.padded else length
 
     def numbers_on(self, tp: int) -> int:
-        """Numbers of it on one rank of a tensor-parallel group."""
+        """Elements on one rank of a tensor-parallel group."""
         if self.axis is None:
             return self.numbers
         length, parts = self.padded_length(tp), self.parts(tp)
@@ -84,21 +83,21 @@ def linear(
 
 
 class Recompute(Flag):
-    """Activations of a layer that backward recomputes instead of keeping them: none, those of some parts, or all.
+    """Activations of a layer that backward recomputes: none, those of some parts, or all.
 
-    A part ends in front of the matrix products that read its output, which is not kept either.
+    A part ends before the matrix products that read its output; the output is not kept either.
     """
 
     NONE = 0
     FULL = 1
     NORMS = 2  # both norms, and the MLP's activation function
-    ATTENTION = 4  # attention's core: its result from q, k and v, behind the rotary positions
+    ATTENTION = 4  # core attention: its result from q, k and v, after rotary positions
     MLP = 8  # gate, up, and their product by the activation function
-    # Of PaddleFleet's layers alone, which run a module again to its output, collectives included:
+    # Only for PaddleFleet's layers, which run a module again up to its output, including collectives:
     SUBLAYER = 16  # its mlp: the MLP, or router, exchange, experts and shared expert
     GATE_UP = 32  # its moe_gate_up: the experts' products by gate and up
 
-    __hash__ = object.__hash__  # each is one object; by its name it takes longer, and every price asks for it
+    __hash__ = object.__hash__  # members are singletons; hashing by name is slower and frequent in prices
 
     @property
     def words(self) -> str:
@@ -118,7 +117,7 @@ class Recompute(Flag):
 PARTS = (Recompute.NORMS, Recompute.ATTENTION, Recompute.MLP)
 MODULES = (Recompute.SUBLAYER, Recompute.GATE_UP)  # one of them for a layer, or none
 PARTLY = tuple(Recompute(number) for number in range(2, 2 << len(PARTS), 2))  # every choice of parts
-# Choices that determine all others, as their bytes and times add up: norms and MLP share the activation function.
+# Choices whose bytes and times add up to all others; norms and MLP share the activation function.
 TOGETHER = Recompute.NORMS | Recompute.MLP
 APART = (*PARTS, TOGETHER)
 
@@ -133,7 +132,7 @@ def apart(recompute: Recompute) -> tuple[Recompute, ...]:
 
 
 class Fused(Flag):
-    """Paddle's fused kernels for GPUs that keep less for backward than the plain ones in their place."""
+    """Paddle's fused GPU kernels that keep less for backward than plain kernels."""
 
     NONE = 0
     ATTENTION = 1  # flash attention
@@ -143,11 +142,11 @@ class Fused(Flag):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Numbers a token that are kept for backward, by how they lie in a tensor-parallel group."""
+    """Elements per token kept for backward, by their split in a tensor-parallel group."""
 
-    tokens: int = 0  # as tokens lie between layers: split with Megatron-SP, else whole on every rank
+    tokens: int = 0  # split like tokens between layers: with Megatron-SP, else whole on every rank
     split: int = 0  # split in any case
-    scalars: int = 0  # fp32, as tokens lie between layers
+    scalars: int = 0  # fp32, split like tokens between layers
 
     def on(self, tp: int, sequence_parallel: bool) -> float:
         """Numbers on one rank of a group, its scalars left out."""
@@ -167,22 +166,22 @@ class Again:
     parts: Recompute  # any of them
     spared: Kept
     flops: int = 0  # operations of matrix products, a token
-    unless: Fused = Fused.NONE  # the kernel that does not keep it anyway
+    unless: Fused = Fused.NONE  # the kernel that never keeps it
 
 
 @dataclass(frozen=True, slots=True)
 class Sublayer:
-    """Attention, the MLP, the norms, the router or the experts of a layer. A token of experts is a row that one of them
-    gets."""
+    """Attention, the MLP, the norms, the router or the experts of a layer. For experts, a token is a row of one
+    expert."""
 
     name: str
     weights: tuple[Weight, ...]
     kept: Kept = Kept()  # kept by plain kernels
-    unkept: tuple[tuple[Fused, Kept], ...] = ()  # of it, the tensors that each fused kernel does not keep
+    unkept: tuple[tuple[Fused, Kept], ...] = ()  # the tensors in `kept` that each fused kernel does not keep
     again: tuple[Again, ...] = ()
     heads: int = 0  # of attention; a probability for every pair of tokens is kept for each, or a sum for every token
     head_dim: int = 0  # 0: its operations are not of pairs of tokens
-    # Numbers that a degree must divide, by name: (number, whether ranks beyond it may share).
+    # Numbers that a degree must divide, by name: (number, whether more ranks may share).
     divided: tuple[tuple[str, int, bool], ...] = ()
     flops: int = 0  # operations of forward a token, besides products with weights and of pairs of tokens
 
@@ -223,8 +222,8 @@ class LayerKind:
 
     @cached_property
     def product_ends(self) -> tuple[Kept, Kept]:
-        """Numbers a token, or row of experts, that products with split weights read, and that they write. An input of
-        several weights counts once."""
+        """Elements per token (or row of experts) that products with split weights read and write. An input of several
+        weights counts once."""
         linear = [
             (sublayer.name, weight)
             for sublayer in self.sublayers
@@ -237,8 +236,8 @@ class LayerKind:
         return sum(inputs, Kept()), sum(outputs, Kept())
 
     def spared_bytes(self, number_bytes: int) -> Kept:
-        """Bytes, in place of numbers, that backward does not keep where products read numbers of one byte. Attention
-        keeps its result for its own backward, too."""
+        """Bytes saved for backward if products read one byte per element. Attention also keeps its result for its own
+        backward."""
         (read, _), spared = self.product_ends, number_bytes - 1
         weights = (weight for sublayer in self.sublayers if sublayer.pair_flops for weight in sublayer.weights)
         context = sum(weight.shape[0] for weight in weights if weight.linear and weight.split is Split.ROW)

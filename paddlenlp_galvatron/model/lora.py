@@ -6,8 +6,8 @@
     split by rows       split by rows                           whole, gradients are parts of one sum
     whole (latents)     whole                                   whole
 
-So x A B splits as x W does, and what it adds needs no collective more than the projection's. Each routed expert has
-factors of its own, which its ranks hold and ZeRO shards as its weights; those of other projections are never sharded.
+So x A B splits like x W and needs no collective beyond the projection's. Each routed expert has its own factors, which
+its ranks hold and ZeRO shards like its weights; other factors are never sharded.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Adapters:
 
     rank: int
     alpha: float
-    rslora: bool = False  # the product counts alpha / sqrt(rank), not alpha / rank
+    rslora: bool = False  # scale alpha / sqrt(rank), not alpha / rank
     base: str = ""  # which weights they are trained on: checksums, not a path
 
     @property

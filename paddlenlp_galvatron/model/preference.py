@@ -1,6 +1,6 @@
-"""Preferences: of two answers to the same question the chosen one shall become likelier, and the rejected one less so.
+"""Preference losses: make the chosen of two answers to a question likelier and the rejected one less likely.
 
-Losses are PaddleNLP's, of a pair's sums of log-probabilities. p and q: the policy's of the chosen and of the rejected
+PaddleNLP's losses of a pair's sums of log-probabilities. p and q: the policy's of the chosen and of the rejected
 answer; r and s: the reference's; m = (p - q) - (r - s).
 """
 
@@ -27,7 +27,7 @@ class Preference:
 
     loss: Loss = "sigmoid"
     beta: float = 0.1
-    label_smoothing: float = 0.0  # share of pairs that are taken to be the other way round
+    label_smoothing: float = 0.0  # assumed share of swapped pairs
     ratio: float = 1.0  # weight of the pairs' loss
     sft_ratio: float = 0.0  # of the loss of a chosen answer's token, which is added
     simpo_gamma: float = 0.5

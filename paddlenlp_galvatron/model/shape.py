@@ -47,25 +47,25 @@ class ModelShape:
     qkv_bias: bool = False  # of q, k and v alone, in families that leave it open
     qk_norm: bool = False  # norms of the heads of q and k, in families that leave them open
     rope_scaling: tuple[tuple[str, int | float | str], ...] = ()  # config.json's entries; (): plain positions
-    experts: int = 0  # of a layer, in place of its MLP; 0: a dense model
+    experts: int = 0  # experts of a layer, in place of its MLP; 0: a dense model
     experts_per_token: int = 0
-    expert_size: int = 0  # columns of each; 0: the layer without them, whose router alone is measured
+    expert_size: int = 0  # columns of an expert; 0: the layer without experts, to measure only its router
     shared_size: int = 0  # columns of the expert that has all tokens; 0: none
     norm_topk: bool = False  # the scores of a token's experts are divided by their sum
-    router_aux_loss_coef: float = 0.0  # of the balance loss; plans do not depend on it
+    router_aux_loss_coef: float = 0.0  # coefficient of the balance loss; no effect on plans
     dense_layers: tuple[int, ...] = ()  # rising numbers of the layers that have an MLP in place of experts
     latents: Latents | None = None  # latent attention; None: plain attention
     expert_groups: int = 1  # a token's experts are chosen within the best `groups_per_token` of these groups
     groups_per_token: int = 1
     routed_scaling_factor: float = 1.0  # factor of the scores of a token's experts
-    window: int = 0  # tokens that attention sees at most, the token itself among them; 0: all
+    window: int = 0  # most tokens that attention sees, including the token itself; 0: all
     linear: DeltaNet | None = None  # linear attention's sizes
     full_layers: tuple[int, ...] = ()  # rising numbers of the layers with attention to all tokens in place of these
-    mtp_layers: int = 0  # of the layers the last ones, which predict a further token: 0 or 1
+    mtp_layers: int = 0  # last layers that predict a further token: 0 or 1
 
     @property
     def pre_softmax(self) -> int:
-        """1 where a token's experts keep their scores among all experts: Megatron-LM's option of this name."""
+        """1 if scores are computed over all experts before the choice: Megatron-LM's option of this name."""
         return int(self.experts > 0 and not self.norm_topk)
 
     @property
@@ -79,12 +79,11 @@ class ModelShape:
         return _kind_of_layers(self)
 
     def of(self, index: int) -> ModelShape:
-        """The kind of a layer. All that a layer consists of is asked here, as `block` and `routed`."""
+        """The kind of a layer, whose `block` and `routed` describe the layer."""
         return self.kinds[self.kind_of_layers[index]]
 
     def having(self, main_layers: int, mtp_layers: int) -> ModelShape:
-        """The model with fewer of its first layers, or with more of those that are not dense; and with MTP, or
-        without."""
+        """The model with fewer of its layers, or more MoE layers, with or without MTP."""
         kinds = self.dense_layers, self.full_layers
         dense, full = (tuple(layer for layer in kind if layer < main_layers) for kind in kinds)
         layers = main_layers + mtp_layers
@@ -154,8 +153,8 @@ class ModelShape:
         return self.heads * self.latents.product_dim if self.latents else self.k_width
 
     def pairs(self, seq: float, causal: bool = True) -> float:
-        """Tokens that a token attends to in the mean, at a sequence length. Kernels that are not `causal` compute all
-        pairs, and mask."""
+        """Mean number of tokens to which a token attends, at a sequence length. Kernels that are not `causal` compute
+        all pairs and mask."""
         if self.linear:
             return 0.0
         seen = min(self.window or seq, seq)
@@ -167,16 +166,16 @@ class ModelShape:
 
     @property
     def attention(self) -> str:
-        """How a layer of this kind attends, where not to all tokens."""
+        """The local attention of this kind of layer, in words; "": attention to all tokens."""
         return "linear attention" if self.linear else f"window {self.window:,}" if self.window else ""
 
     @property
     def lacking(self) -> str:
-        """The parts that training on PaddleNLP's layers lacks for it; "": none."""
+        """Features that PaddleNLP's layers lack to train it; "": none."""
         return self.traits.untrained or ("windows of attention" if self.window else "")
 
     def trained(self) -> ModelShape:
-        """Itself. Raises UserError for a model that is planned only."""
+        """This shape. Raises UserError for a model that is planned only."""
         if self.lacking:
             raise UserError(
                 f"model {self.name}: the layers that training builds on PaddleNLP lack {self.lacking}; it is planned "
@@ -242,20 +241,19 @@ class ModelShape:
 
     @property
     def fingerprint(self) -> str:
-        """Short hash of all fields that planning depends on: equal exactly for shapes that are equal but for their
-        names."""
+        """Short hash of all fields that planning depends on; independent of the name."""
         planned = asdict(self) | {"initializer_range": USUAL["initializer_range"]}  # no effect on plans
         stated = {key: value for key, value in planned.items() if key not in UNPLANNED}
         return _short_hash({key: value for key, value in stated.items() if not (key in YOUNG and value == YOUNG[key])})
 
 
-CHOICE_BIAS = "e_score_correction_bias"  # of each expert, in the choice of a token's experts alone; transformers' name
+CHOICE_BIAS = "e_score_correction_bias"  # each expert's bias, only for the choice; transformers' name
 UNPLANNED = ("name", "attention_dropout", "router_aux_loss_coef")  # plans do not depend on these
 ROUTING = ("expert_groups", "groups_per_token", "routed_scaling_factor")
 EXPERTS = ("experts", "experts_per_token", "expert_size", "shared_size", "norm_topk", *ROUTING)
 LOCAL = ("window", "linear")
 SIZES = ("own_head_dim", "attention_bias", "mlp_bias", "qkv_bias", "qk_norm", "latents", *LOCAL, *EXPERTS)
-# Fields that shapes had not from the start: at these values a fingerprint is as before them.
+# Fields added later: at these values a fingerprint is the same as before them.
 YOUNG = {
     field.name: field.default
     for field in fields(ModelShape)
@@ -385,8 +383,8 @@ def joint_fingerprint(models: Sequence[ModelShape]) -> str:
 
 
 def measured_fingerprint(models: Sequence[ModelShape]) -> str:
-    """Fingerprint of all that measurements of layers and vocabulary depend on: not the number of layers, not the
-    positions nor the length of samples, which measurements have themselves."""
+    """Fingerprint of all fields that measurements of layers and vocabulary depend on: not the number of layers, the
+    positions and the length of samples, which are keys of measurements."""
     names = ("family", "hidden_size", "intermediate_size", "heads", "kv_heads", "vocab_size", "tied_embeddings")
     return _short_hash(
         [

@@ -55,7 +55,7 @@ def mlp(name: str, hidden: int, inner: int, bias: bool = False) -> Sublayer:
 
 
 def router(mixture: Mixture, hidden: int, experts: int, chosen: int) -> Sublayer:
-    """A score for each expert, of a rank's own tokens, in fp32; and of the chosen ones numbers and places."""
+    """The router: fp32 scores of a rank's tokens for each expert, and numbers and positions of the chosen experts."""
     inside = mixture.inside
     weights = [*linear(f"{inside}.{mixture.router}", hidden, experts, Split.OWN, bias=mixture.biased)]
     if mixture.bias:
@@ -67,7 +67,7 @@ def router(mixture: Mixture, hidden: int, experts: int, chosen: int) -> Sublayer
 
 
 def shared_expert(mixture: Mixture, hidden: int, size: int, bias: bool) -> Iterator[Sublayer]:
-    """The expert that has all tokens, each as far as its gate says, if it has one."""
+    """The shared expert, which processes all tokens, weighted by its gate if it has one."""
     name = f"{mixture.inside}.{mixture.shared}"
     yield mlp(name, hidden, size, bias)
     if mixture.gated:
@@ -77,10 +77,10 @@ def shared_expert(mixture: Mixture, hidden: int, size: int, bias: bool) -> Itera
 
 
 def norms(names: Sequence[str], hidden: int) -> Sublayer:
-    """Before attention and before the MLP: each keeps its input, that over its size, one scale, and its output,
+    """Norms before attention and before the MLP. Each keeps its input, the normalized input, one scale, and its output,
     which column-split products gather again in backward."""
     weights = tuple(Weight(f"{name}.weight", (hidden,)) for name in names)
-    behind = len(names) - 2  # behind attention and behind the MLP, whose output no product reads
+    behind = len(names) - 2  # norms after attention and after the MLP, whose output no product reads
     sized = Kept(tokens=2 * hidden)  # the normalized input; the fused kernel recomputes it
     read = Kept(tokens=2 * hidden, scalars=2)
     again = Again(Recompute.NORMS, read), Again(Recompute.NORMS, sized, unless=Fused.NORMS)

@@ -1,4 +1,4 @@
-"""Fields of config.json by which a model computes something that the layers here do not: one list for all commands."""
+"""Fields of config.json that ask for features that our layers lack: one list for all commands."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from .families import LEAST_SUM, Family
 from .fields import as_json
 
 OFF, ONE, NONE = (0,), (1,), (None,)  # 0 is equal to 0.0 and false, 1 to 1.0 and true
-# Values by which fields ask for nothing, and the fields (* for any letters). Null asks for nothing in all of them.
+# Values that turn a feature off, and the fields (*: any letters). Null turns all of them off.
 PLAIN: tuple[tuple[tuple[object, ...], str], ...] = (
     (("silu", "swish"), "*hidden_act hidden_activation activation_function"),
     (("rmsnorm", "rms_norm", "RMSNorm"), "norm_type layernorm_type layer_norm_type normalization"),
@@ -38,7 +38,7 @@ PLAIN: tuple[tuple[tuple[object, ...], str], ...] = (
     # Experts
     (ONE, "moe_layer_freq"),
 )
-# Fields that match a name of the list, but are computed, belong to classifiers, or choose a kernel.
+# Fields that match the list but are supported, belong to classifiers, or choose a kernel.
 FREE = "classifier_dropout summary_* use_fused_*"
 # Fields that no layer depends on, or that are judged by their values alone.
 IDLE = "architectures auto_map text_config model_type *token* *dtype use_cache *_version _* *_window* mlp_only* *_step"
@@ -48,13 +48,13 @@ ALGORITHMS = ("weight_quantize_algo", "quant_type", "quant_method")  # fields of
 
 
 def require_supported(config: dict[str, Any], family: Family, layers: int, source: str) -> None:
-    """Raises UserError for fields that ask for something the layers of the family do not compute here."""
+    """Raises UserError for fields that ask for features that our layers of the family lack."""
     if faults := list(faults_of(config, family, layers).values()):
         raise UserError(f"{source}: {fault}" for fault in faults[:2])
 
 
 def faults_of(config: dict[str, Any], family: Family, layers: int) -> dict[str, str]:
-    """The fault of each field that asks for something the layers of the family do not compute here."""
+    """The fault of each field that asks for a feature that our layers of the family lack."""
     plain = [(_any_of(names), values) for values, names in (*_plain_of(family, layers), *PLAIN)]
     faults = {field: fault for field, value in config.items() if (fault := _fault(field, value, family, plain))}
     if not family.local and config.get("sliding_window") is not None:
@@ -80,7 +80,7 @@ def _fault(
 
 
 def has_meaning(field: str, family: Family) -> bool:
-    """Whether a field that is not read for the family may change what its layers compute."""
+    """Whether a field that is not read for the family may change the computation of its layers."""
     names = FREE, IDLE, *(names for _, names in (*PLAIN, *_plain_of(family, 0)))
     return not _any_of(" ".join(names)).match(field)
 
@@ -91,7 +91,7 @@ def _any_of(names: str) -> re.Pattern[str]:
 
 
 def _plain_of(family: Family, layers: int) -> Iterator[tuple[tuple[object, ...], str]]:
-    """Values of fields that say no more than the family's own layers do."""
+    """Values of fields that match the family's layers anyway."""
     mixture = family.mixture
     yield (family.rotary_share,), "partial_rotary_factor"
     yield (family.qkv_bias,), "*qkv_bias"
@@ -110,7 +110,7 @@ def _plain_of(family: Family, layers: int) -> Iterator[tuple[tuple[object, ...],
     if not mixture or not mixture.interval:
         yield NONE, "moe_layer_start_index moe_layer_end_index"
     else:
-        yield OFF, "output_router_logits"  # transformers balances choices that leave the bias out
+        yield OFF, "output_router_logits"  # transformers balances choices without the bias
         yield (LEAST_SUM,), "moe_norm_min"
     if not mixture or not mixture.shared or not mixture.gated:
         yield OFF, "shared_expert_intermediate_size"

@@ -1,6 +1,6 @@
 """The options of every command: groups of fields, each described and checked in one place.
 
-`group` leads from words, files and mappings to canonical names and checked fields: by `aliases`, without those that
-have no use here (`foreign`). Groups that several commands share:
-`model_options`, `uniform` (one strategy for all layers) and `tuning`, with `task`.
+`group` turns command lines, files and mappings into canonical names and checked fields, using `aliases`, without
+options that have no use here (`foreign`). Groups that several commands share: `model_options`, `uniform` (one strategy
+for all layers) and `tuning`, with `task`.
 """

@@ -17,7 +17,7 @@ def _inverse(table: dict[str, list[str]]) -> dict[str, str]:
 
 
 ALIASES = _inverse(_DATA["aliases"])  # other name -> our name
-# Name -> its meaning in a command without such an option, but with these, of which it is the first.
+# Name -> its meaning in a command that lacks the option but has these.
 FALLBACKS: dict[str, list[str]] = _DATA["fallbacks"]
 # Name of a value that a search chooses -> the option of `galvatron search` that limits it.
 SEARCH_LIMITS = _inverse(_DATA["search_limits"])
@@ -27,17 +27,17 @@ SHAPE_FIELDS: dict[str, str] = _DATA["shape_fields"]  # our option -> field of c
 VALUES: dict[str, dict[str, str]] = _DATA["values"]  # other name -> value under it -> the value by our name
 TYPES = ("bf16", "fp16")  # of numbers, which others name by a switch each
 MOST_LISTED = 20  # known names that an error lists
-NEAR = 0.75  # likeness of two names, 0 to 1, below which one is no misspelling of the other: world_size, model_size
-# Where both are given the second holds, for any order: Megatron-LM's scheduler sets it over the first.
+NEAR = 0.75  # similarity of two names, 0 to 1, below which one is no misspelling of the other: world_size, model_size
+# If both are given, the second wins in any order: Megatron-LM's scheduler overrides the first.
 OVERRIDDEN = {"adam_weight_decay": "weight_decay"}
 
-# Names that Megatron-LM's scripts have, and our options whose default is another one there -> its name and default.
+# Names in Megatron-LM's scripts; our options with a different default there -> its name and default.
 MEGATRON_NAMES = {"train_iters", "lr", "tensor_model_parallel_size", "pipeline_model_parallel_size", "lr_decay_style"}
 MEGATRON_DEFAULTS: dict[str, tuple[str, str]] = _DATA["megatron_defaults"]
 
 
 def other_defaults(names: Iterable[str], options: Container[str]) -> str:
-    """A note for a script of Megatron-LM, by its plain names, on the defaults that it does not set; else ""."""
+    """A note on defaults that a script of Megatron-LM does not set; else ""."""
     if MEGATRON_NAMES.isdisjoint(names) or "lr_scheduler_type" not in options:
         return ""
     unset = [f"--{name} {to}" for ours, (name, to) in MEGATRON_DEFAULTS.items() if not ({ours, name} & {*names})]
@@ -60,7 +60,7 @@ def other_names(name: str, options: Container[str] = ()) -> list[str]:
 
 
 def canonical_value(name: str, value: T, options: Container[str] = ()) -> T | str:
-    """A value given under any name of an option, as it is given under the canonical name."""
+    """A value given under any name of an option, converted to the canonical option's value."""
     plain = plain_name(name)
     words = {} if plain in TYPES and canonical_name(plain, options) == plain else VALUES.get(plain, {})
     text = str(value)
@@ -78,7 +78,7 @@ def unknown(word: str, options: Iterable[str], prefix: str = "") -> str:
 
 
 def did_you_mean(word: str, options: Iterable[str], prefix: str = "") -> str:
-    """The remedy for a misspelt name, which may have been meant as a known one or as an alias of one."""
+    """The remedy for a misspelt name: similar known names, including aliases."""
     names = sorted(options)
     aliases = [other for name in names for other in other_names(name, names)]
     plain = plain_name(word)

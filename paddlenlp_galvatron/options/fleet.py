@@ -1,4 +1,4 @@
-"""A recipe of PaddleFleet read as a plan: what it says, surprises, and refusals. `fleet_fields` has its fields, the
+"""Reads a PaddleFleet recipe as a plan, with its surprises and refusals. `fleet_fields` has its fields, the
 rules of layers are in `plan.fleet_layers`."""
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,9 +33,9 @@ class FleetRecipe(NamedTuple):
     """A recipe as it was read."""
 
     plan: Plan
-    model: ModelShape  # with MTP, or without, as the recipe has it
+    model: ModelShape  # has MTP if the recipe does
     notes: tuple[str, ...]
-    asked: dict[str, Any]  # options of a search that ask for the same training: task, lora_rank, offload_optimizer
+    asked: dict[str, Any]  # search options for the same training: task, lora_rank, offload_optimizer
 
 
 def read_recipe(content: Mapping[str, Any], model: ModelShape, world_size: int | None = None) -> FleetRecipe:
@@ -198,7 +198,7 @@ class _Reading:
             self.faults += error.faults
             return recomputes
         self.notes += self._surprises()
-        for module, ids in sorted(chosen.items()):  # mlp in front of moe_gate_up, which it has in it
+        for module, ids in sorted(chosen.items()):  # mlp before moe_gate_up, which it includes
             if not (recompute := PARTS.get(module)):
                 self._judge(module, ids)
                 continue
@@ -212,7 +212,7 @@ class _Reading:
         return recomputes
 
     def _offloaded(self, recomputes: Sequence[Recompute]) -> set[int]:
-        """Layers whose input is in the host's memory."""
+        """Layers whose input is in host memory."""
         rule = self.read.decoderlayer_act_offload_settings
         try:
             layers = set(rules.offloaded(self._settings, rule)) if rule else set()
@@ -244,7 +244,7 @@ class _Reading:
             yield f"{rules.HEAD}: a count of layers that recompute includes the empty ones in front"
 
     def _judge(self, module: str, ids: frozenset[int]) -> None:
-        """A module that is no part of a plan's layers."""
+        """Checks a module outside a plan's layers."""
         field = f"recompute_modules.{module}"
         if module == "lm_head":
             self.notes.append(f"{field}: PaddleFleet does not recompute it")

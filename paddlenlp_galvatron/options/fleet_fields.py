@@ -1,4 +1,5 @@
-"""Fields of PaddleFleet's recipes, the YAML files of its trainers: those that a plan follows, and the fate of others.
+"""Fields of PaddleFleet's recipes, the YAML files of its trainers: fields that a plan follows, and the treatment of
+others.
 
 Three trainers have three sets of names: PT, SFT and DPO those of its model and training, `ernie_pretrain` has objects
 of its own for the model and 8-bit products, `dsv3_pretrain` another schedule, by which it is refused.
@@ -25,7 +26,7 @@ RENAMED = {
     "max_seq_length": "max_seq_len",
     "sharding_degree": "sharding_parallel_size",
 }
-# Fields that no plan follows: refused at other values than these, or without an effect.
+# Fields that no plan follows: refused at values other than these, or without effect.
 FATES: Fates = {
     field: Fate(group["why"], group["values"])
     for group in read_json(Path(__file__).with_suffix(".json"))
@@ -83,7 +84,7 @@ class FleetFields(Options):
 
     @property
     def asked(self) -> dict[str, Any]:
-        """Options of a search that ask for the same training."""
+        """Search options for the same training."""
         lora = self.fine_tuning.lower() == "lora" if self.lora is None else self.lora
         tunes = self.stage in ("PT", "SFT", "DPO") and (lora or self.stage != "PT")
         task = "pretrain" if not tunes else "dpo" if self.stage == "DPO" else "lora" if lora else "sft"
@@ -107,7 +108,7 @@ def is_recipe(content: object) -> bool:
 
 
 def fields_of(content: Mapping[str, Any]) -> RecipeFields:
-    """The fields of a recipe, whose sections are for the eye alone. Raises UserError for values of a wrong type."""
+    """The fields of a recipe, whose sections have no meaning. Raises UserError for values of a wrong type."""
     flat: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     idle: dict[str, str] = {}
@@ -140,7 +141,7 @@ def _flat(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _unplanned(read: FleetFields) -> Iterator[str]:
-    """Fields whose values no plan states."""
+    """Faults of fields whose values a plan cannot express."""
     if read.fp16_opt_level == "O1" and read.precision.mixed:
         yield "fp16_opt_level: is O1, the default, with fp32 weights; plans have 16-bit weights, which is O2"
     if read.loss_subbatch_sequence_length and read.loss_subbatch_sequence_length < read.max_seq_len:
@@ -148,7 +149,7 @@ def _unplanned(read: FleetFields) -> Iterator[str]:
 
 
 def unread_notes(names: Sequence[str]) -> Iterator[str]:
-    """Notes on fields that no plan depends on, and that may be misspelt."""
+    """Notes on fields without effect on a plan, which may be misspelt."""
     read_names = [*FleetFields.model_fields, *FATES]
     near = {name: difflib.get_close_matches(name, read_names, n=1, cutoff=0.9) for name in names}
     for name, match in near.items():
@@ -159,8 +160,8 @@ def unread_notes(names: Sequence[str]) -> Iterator[str]:
 
 
 def options_of(content: Mapping[str, Any], names: Container[str]) -> tuple[dict[str, Any], list[str]]:
-    """Options of a command that ask for a recipe's job, and notes. Degrees are for training; a search finds its own.
-    Raises UserError where options cannot say it."""
+    """Options of a command for a recipe's job, and notes. Degrees are only for training; a search finds its own. Raises
+    UserError if options cannot express the job."""
     read, rest, notes, faults = fields_of(content)
     size = {"model_size": read.model_name_or_path} if read.model_name_or_path else {}
     options = size | {"seq_length": read.max_seq_len, "mixed_precision": read.precision.value} | read.asked

@@ -1,11 +1,11 @@
-"""Options of other programs that have nothing to do here: the values each may have, and why no others.
+"""Options of other programs without effect here: the accepted values, and why others are refused.
 
-Scripts of others run as they are: an option that names the fixed behaviour is taken, one that asks for another way to
-the same numbers is taken and named in a note, and one that asks for an absent feature is refused with the reason.
+Other programs' scripts run unchanged. An option that names our fixed behaviour is accepted, one that only changes the
+way to the same numbers is accepted with a note, and one that asks for an absent feature is refused with the reason.
 
-foreign.json has a table a program. Its rows: why, the values, and the names; `switches` may stand without a value. An
-option that two programs have with one meaning is in the table of the first; one with two meanings is in none: it is an
-option of the command, which honours its own meaning alone (`recompute_granularity`).
+foreign.json has a table per program. Its rows: reason, values and names; `switches` may appear without a value. An
+option that two programs share with one meaning is in the first one's table. An option with two meanings is in no table:
+it is an option of the command, which honours only its own meaning (`recompute_granularity`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,11 +16,11 @@ from ..base.reading import read_json
 
 
 class Fate(NamedTuple):
-    """The fate of one option."""
+    """The treatment of an option."""
 
-    why: str  # reason: no effect here, or no other value possible
-    values: str | None = None  # at which it is taken, one of several apart by |; None: for any value
-    holds: bool = True  # at these values, in every run; False: where the plan or the model says so, hence a note
+    why: str  # reason for no effect, or for no other value
+    values: str | None = None  # accepted values, separated by |; None: any value
+    holds: bool = True  # these values describe every run; False: the plan or model decides, so a note follows
 
 
 Fates = dict[str, Fate]
@@ -40,9 +40,9 @@ def _fates(rows: Iterable[Mapping[str, Any]]) -> Fates:
 
 PROGRAMS: dict[str, Fates] = {program: _fates(rows) for program, rows in _DATA["programs"].items()}
 PROGRAMS["Megatron-LM"] |= dict.fromkeys(MODEL_FIELDS, Fate("the model's config.json says it"))
-ELSEWHERE = _fates(_DATA["training"])  # options of training, which other commands take and leave alone
+ELSEWHERE = _fates(_DATA["training"])  # options of training, which other commands accept and ignore
 FOREIGN: Fates = {name: fate for table in PROGRAMS.values() for name, fate in table.items()}
-# Options that may stand without a value, and those that take several words.
+# Options that need no value, and options with several words.
 SWITCHES = {
     name
     for rows in (*_DATA["programs"].values(), _DATA["training"])
@@ -66,7 +66,7 @@ def program_of(names: Iterable[str]) -> str:
 
 
 class Outcome(NamedTuple):
-    """The outcome for an option without a use here; both are empty for a value that applies anyway."""
+    """The outcome for an option without effect here; both are empty for a value that applies anyway."""
 
     fault: str = ""  # why its value is refused
     idle: str = ""  # why it has no effect
@@ -96,7 +96,7 @@ def idle_note(idle: Mapping[str, str]) -> str:
 
 
 def same(value: str, other: str) -> bool:
-    """Whether both say the same: numbers by value, booleans by any word for them, words in any case."""
+    """Whether two values are equal: numbers by value, booleans in any spelling, words in any case."""
     words = {"false": "0", "true": "1", "": "0"} if other in ("0", "1") else {}
     value = words.get(value.lower(), value.lower())
     try:

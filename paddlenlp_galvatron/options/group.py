@@ -16,9 +16,9 @@ from ..base.limits import Size
 from .aliases import OVERRIDDEN, VALUES, canonical_name, canonical_value, other_defaults, plain_name, unknown
 from .foreign import MODEL_FIELDS, SEVERAL, SWITCHES, Fate, idle_note, outcome_of, program_of
 
-UNSET = "None"  # a script's word for an option that it leaves unset
+UNSET = "None"  # a script's value for an unset option
 BOOLEAN_WORDS = ("0", "1", "false", "true")
-PLACES = ("output", "output_dir", "output_config_path")  # options that -o sets
+PLACES = ("output", "output_dir", "output_config_path")  # options that -o means
 MOST_OPTIONS = 500  # most options in a file
 MOST_NAMED = 10  # options in a line, which are refused for one reason
 
@@ -47,7 +47,7 @@ class Options(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _in_utf8(cls, values: Any) -> Any:
-        """Files and other programs receive paths, which Linux lets be any bytes."""
+        """Refuse paths that are not UTF-8, as files and other programs receive them."""
         for name, value in values.items() if isinstance(values, Mapping) else ():
             if isinstance(value, str | Path) and any("\ud800" <= char <= "\udfff" for char in str(value)):
                 raise ValueError(f"{name}: {str(value)!a} is not UTF-8; rename it, or set LC_ALL=C.UTF-8")
@@ -60,7 +60,7 @@ class Options(BaseModel):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """Read the canonical options that are this group's. Raises UserError."""
+        """Read this group's fields from canonical options. Raises UserError."""
         try:
             return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})
         except ValidationError as error:
@@ -68,7 +68,7 @@ class Options(BaseModel):
 
 
 def _fault(error: Any) -> str:
-    """One of pydantic's errors: the option, the fault of its value, and the value."""
+    """An error of pydantic as a message: the option, the fault, and the value."""
     if not error["loc"]:
         return str(error["msg"].removeprefix("Value error, "))
     name = error["loc"][0]  # not which number of a list: the value shows it
@@ -80,7 +80,7 @@ def _fault(error: Any) -> str:
 
 
 def as_given(fault: str, words: Iterable[str], options: Container[str]) -> str:
-    """A fault that begins with an option's name, with that under which it stands in a command line."""
+    """A fault with the option's canonical name replaced by the name in the command line."""
     for word in words:
         typed = word.partition("=")[0]
         if typed.startswith("--") and fault.startswith(f"{canonical_name(typed, options)}: "):
@@ -89,7 +89,7 @@ def as_given(fault: str, words: Iterable[str], options: Container[str]) -> str:
 
 
 def is_boolean(field: FieldInfo) -> bool:
-    """Whether an option is a switch, which may be unset."""
+    """Whether an option is a boolean, possibly optional."""
     return field.annotation in (bool, bool | None)
 
 
@@ -130,7 +130,7 @@ def read_words(
 
 
 def _take(rest: deque[str], typed: str, name: str, boolean: bool | None) -> str | None:
-    """Takes the value of an option off the words behind it. `boolean`: None for an option that is not known."""
+    """Removes the value of an option from the words after it. `boolean`: None for an unknown option."""
     weighted = name == "input_dir" and bool(rest) and rest[0].replace(".", "", 1).isdigit()  # 0.7 a 0.3 b, as Megatron
     if weighted or name in SEVERAL:
         several = []
@@ -149,7 +149,7 @@ def _take(rest: deque[str], typed: str, name: str, boolean: bool | None) -> str 
 def read_options(path: Path) -> dict[str, Any]:
     """Options by the names in the file, those in sections next to the rest. Raises UserError.
 
-    A section is an object under a name of its own, such as SearchEngineArgs; it is for the eye alone.
+    A section is a named object, such as SearchEngineArgs; its name has no meaning.
     """
     content = read_json(path, LARGEST_OPTIONS) if path.suffix == ".json" else read_yaml(path)
     if content is None:

@@ -1,4 +1,4 @@
-"""The model by Galvatron's options: a preset or config.json, numbers of one's own, several types of layers."""
+"""The model by Galvatron's options: a preset or config.json, explicit sizes, several layer types."""
 
 from dataclasses import dataclass, replace
 from math import gcd
@@ -23,7 +23,7 @@ class Model:
 
     shapes: tuple[ModelShape, ...]  # one a layer type, in the order of the layers
     seq_length: int  # sequence length
-    ignored: tuple[str, ...] = ()  # options that a set_*_manually 0 leaves out of account
+    ignored: tuple[str, ...] = ()  # options that a set_*_manually 0 disables
 
     @property
     def name(self) -> str:
@@ -31,8 +31,8 @@ class Model:
 
 
 class ModelOptions(Options):
-    """The model. A `set_*_manually` of 1 asks for the numbers given as options, 0 ignores them; unset, those that are
-    given are used."""
+    """The model. A `set_*_manually` of 1 requires the sizes given as options, 0 ignores them; unset uses those that are
+    given."""
 
     panel = "Model"
 
@@ -95,7 +95,7 @@ class ModelOptions(Options):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Options that are given with a set_*_manually 0 that leaves them out of account."""
+        """Options that a set_*_manually 0 disables."""
         return tuple(name for name in (*SHAPE_FIELDS, "seq_length") if getattr(self, name) != self._effective(name))
 
     def _effective(self, name: str) -> Any:
@@ -106,7 +106,7 @@ class ModelOptions(Options):
 
     @property
     def _sizes_of_lists(self) -> dict[str, int]:
-        """The lists are the sizes where nothing else is: the hidden size of type 0, the layers of all types."""
+        """Sizes from the lists where no option gives them: the hidden size of type 0, the layers of all types."""
         width, layers = (self.hidden_size_list or (0,))[0], sum(self.layernum_list or ())
         return {name: size for name, size in (("hidden_size", width), ("num_layers", layers)) if size}
 
@@ -141,7 +141,7 @@ class ModelOptions(Options):
         return _named(shape)
 
     def _one(self, shape: ModelShape) -> ModelShape:
-        """All layers of one type: the lists only repeat the model's sizes, or say its layers."""
+        """All layers of one type: the lists only repeat the model's sizes or give its layers."""
         (width,), (layers,) = self.hidden_size_list or (shape.hidden_size,), self.layernum_list or (shape.main_layers,)
         if width != shape.hidden_size:
             raise UserError(
@@ -153,7 +153,7 @@ class ModelOptions(Options):
         return replace(shape.having(layers, shape.mtp_layers), name=f"{shape.name}_layer{layers}")
 
     def _several(self, shape: ModelShape, types: int) -> tuple[ModelShape, ...]:
-        """One shape a type, each as many times wider than `shape` as its hidden size says."""
+        """One shape per type, `shape` scaled by the ratio of the hidden sizes."""
         if self.layernum_list is None:
             raise UserError(f"layernum_list: missing; say how many layers each of the {types} types has")
         widths = self.hidden_size_list or (shape.hidden_size,) * types
@@ -220,5 +220,5 @@ def _long_enough(shape: ModelShape, seq_length: int) -> ModelShape:
 
 
 def _named(shape: ModelShape) -> ModelShape:
-    """A shape of one's own, named by its numbers."""
+    """A shape from explicit sizes, named by them."""
     return replace(shape, name=f"hidden{shape.hidden_size}_head{shape.heads}_layer{shape.main_layers}")

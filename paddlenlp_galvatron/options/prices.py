@@ -70,7 +70,7 @@ class JobOptions(Options):
         return self
 
     def mtbf_of(self, nodes: int, gpus_per_node: int) -> float | None:
-        """Mean hours between failures of a cluster; None: not known."""
+        """Mean hours between failures of a cluster; None: unknown."""
         if isinstance(self.mtbf_hours, dict):
             return self.mtbf_hours["node"] / nodes
         return self.mtbf_hours and self.mtbf_hours / (nodes * gpus_per_node)

@@ -1,6 +1,6 @@
 """Texts of options, in English and Chinese: texts.json, by an option's name.
 
-An option of another meaning in a group of fields is there as `Group.name`; a switch of one command, as `function.name`.
+An option with another meaning in a group has the key `Group.name`; a switch of one command, `function.name`.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from ..base.reading import read_json
 
 @cache
 def texts() -> dict[str, dict[str, str]]:
-    """Key -> language, `en` or `zh` -> text. Read where a text is needed first: no search needs one."""
+    """Key -> language, `en` or `zh` -> text. Read at first use: no search needs one."""
     content: dict[str, dict[str, str]] = read_json(Path(__file__).with_name("texts.json"))
     return content
 

@@ -13,7 +13,7 @@ from .prices import RANK, Kind, Packing
 KTO = "kto_pair"
 PAIRS = ("train_dataset_path", "dev_dataset_path", "max_prompt_len")
 Alpha = Annotated[Positive | None, BeforeValidator(lambda value: None if str(value) == "-1" else value)]
-EITHER = {"task", "tokenizer_name_or_path"}  # pretraining's, too, whose data bring their tokens
+EITHER = {"task", "tokenizer_name_or_path"}  # also options of pretraining, whose data has tokens
 
 
 class TuningOptions(Options):
@@ -74,11 +74,11 @@ class TuningOptions(Options):
 
     @property
     def adapts(self) -> bool:
-        """Whether adapters learn, and nothing else."""
+        """Whether only adapters are trained."""
         return self.lora or self.task == "lora"
 
     def adapters(self, base: str) -> Adapters | None:
-        """The adapters that learn; `base`: identity of their base weights."""
+        """The trained adapters; `base`: identity of their base weights."""
         if not self.adapts:
             return None
         rank = self.lora_rank or RANK

@@ -1,4 +1,4 @@
-"""GLOBAL mode, one strategy for all layers, by Galvatron's training options and by PaddleNLP's."""
+"""GLOBAL mode: one strategy for all layers, from Galvatron's or PaddleNLP's training options."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -59,7 +59,7 @@ class UniformOptions(Options):
 
     @property
     def given(self) -> list[str]:
-        """Names of those that say something. Stock files have one chunk a stage with any strategy."""
+        """Names of the options that are set. Stock files set one chunk a stage with any strategy."""
         idle = {"global_cp_deg", "global_sharding_deg", "virtual_pp_deg"}
         named = self.model_dump(exclude_unset=True, exclude_none=True)
         return [name for name, value in named.items() if name not in idle or value not in (-1, 1)]
@@ -144,13 +144,13 @@ class DegreeOptions(Options):
 
     @property
     def given(self) -> list[str]:
-        """Names of those that say something."""
+        """Names of the options that are set."""
         return [name for name, value in self.model_dump().items() if value not in (*NONE, "", False) or value is True]
 
     @property
     def recomputes(self) -> bool | None:
-        """Whether layers recompute, by both options; None: neither says. PaddleNLP's files have a granularity with
-        recompute false; in Megatron-LM, which has no recompute, the granularity switches it on."""
+        """Whether layers recompute, by both options; None: neither is set. PaddleNLP's files have a granularity with
+        recompute false; Megatron-LM has no `recompute`, so there the granularity turns it on."""
         return True if self.recompute is None and self.recompute_granularity else self.recompute
 
     @property
@@ -160,7 +160,7 @@ class DegreeOptions(Options):
         return any(getattr(self, name) not in (None, -1) for name in self.model_fields_set - batch)
 
     def onto(self, uniform: UniformOptions, world_size: int) -> UniformOptions:
-        """Galvatron's options from these. Raises UserError: they contradict, or the ranks do not split so."""
+        """Galvatron's options from these. Raises UserError if they contradict each other or the ranks."""
         tp, sep, stages = (
             1 if value in NONE else value
             for value in (self.tensor_parallel_degree, self.sep_parallel_degree, self.pipeline_parallel_degree)
@@ -205,7 +205,7 @@ class DegreeOptions(Options):
         return UniformOptions.from_values(degrees | named)
 
     def _batch(self, uniform: UniformOptions, dp: int) -> dict[str, int]:
-        """The global batch by the micro-batches, or, as Megatron-LM has it, these by the global batch."""
+        """The global batch from the micro-batches, or the micro-batches from the global batch, as in Megatron-LM."""
         assert self.per_device_train_batch_size
         chunks, samples = self.gradient_accumulation_steps or uniform.chunks, self.per_device_train_batch_size * dp
         if chunks is None and uniform.global_train_batch_size:
@@ -220,7 +220,7 @@ class DegreeOptions(Options):
         return {"global_train_batch_size": samples * (chunks or 1)}
 
     def _sharded(self, dp: int) -> dict[str, Any]:
-        """Data parallelism of the `dp` ranks that see other samples."""
+        """Kind of data parallelism of the `dp` ranks with different samples."""
         if not self.sharding and self.sharding_parallel_degree not in NONE:
             raise UserError("sharding_parallel_degree: needs a stage; name one: sharding stage2")
         sharing = self.sharding_parallel_degree if self.sharding else None

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 
 class Assumption(NamedTuple):
-    """A number or a choice that an answer rests on."""
+    """A number or a choice on which an answer depends."""
 
     words: str  # its name for people
     value: float | str
-    unit: str  # "": of a choice, or a count
+    unit: str  # "" for a choice or a count
     origin: str  # measured, calibrated, data sheet, default, option
     option: str  # the option that changes it
 

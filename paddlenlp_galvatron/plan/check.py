@@ -22,13 +22,13 @@ def require_valid(plan: Plan, model: ModelShape | None = None) -> None:
 
 
 def searched_options(plan: Plan) -> dict[str, Any]:
-    """The options of the search that found the plan, as far as its file says them."""
+    """The options of the search that found the plan, as far as its file has them."""
     options = (plan.metadata.get("searched_from") or {}).get("options")
     return options if isinstance(options, dict) else {}
 
 
 def adapters_of(plan: Plan) -> int | None:
-    """Rank of the adapters that the plan was searched for; 0: it does not say; None: for all weights."""
+    """Rank of the adapters that the plan was searched for; 0: unknown; None: all weights."""
     options = searched_options(plan)
     rank = options.get("lora_rank")
     if options.get("task") == "lora" or (options.get("task") == "dpo" and rank):
@@ -37,7 +37,7 @@ def adapters_of(plan: Plan) -> int | None:
 
 
 def task_note(plan: Plan, rank: int | None) -> str:
-    """A note where a plan for other adapters, or none, trains those of this rank (None: all weights)."""
+    """A note if the plan was searched for other adapters, or none, than those of this rank (None: all weights)."""
     searched = adapters_of(plan)
     if rank is not None and searched is None and searched_options(plan):
         return (
@@ -52,8 +52,8 @@ def task_note(plan: Plan, rank: int | None) -> str:
 
 
 def require_trainable(plan: Plan, task: str = "", adapts: bool = False) -> None:
-    """Raise UserError when the plan has a feature that is planned only, or was searched for adapters, which need less
-    memory than all weights, unless this `task`, where one is given, `adapts`, too."""
+    """Raise UserError if the plan has a feature that is planned only, or was searched for adapters, which need less
+    memory, and this `task` does not train adapters (`adapts`)."""
     if products := plan.assumed.products:
         raise UserError(f"assumed.products: {products} is planned only; find one: galvatron search without --products")
     if task and adapters_of(plan) is not None and not adapts:
@@ -69,14 +69,14 @@ def require_trainable(plan: Plan, task: str = "", adapts: bool = False) -> None:
 
 
 def require_fits(plan: Plan, model: ModelShape | None) -> None:
-    """Raise UserError with every fault of the plan and, where one is given, of its use for a model. All commands that
-    take a plan and a model ask here."""
+    """Raise UserError with every fault of the plan and, if given, of its use for a model. All commands that take a plan
+    and a model call this."""
     if faults := misfits(plan, model):
         raise UserError(faults)
 
 
 def misfits(plan: Plan, model: ModelShape | None) -> list[str]:
-    """One fault where the plan was searched for another model, whose times and memory it is made for; else all."""
+    """All faults; only one if the plan was searched for another model."""
     searched = plan.metadata.get("searched_from") or {}
     if model is not None and searched.get("model_fingerprint", model.fingerprint) != model.fingerprint:
         return [
@@ -87,10 +87,10 @@ def misfits(plan: Plan, model: ModelShape | None) -> list[str]:
 
 
 def find_faults(plan: Plan, model: ModelShape | None = None) -> list[str]:
-    """Faults of the plan in itself, and with this model where one is given. Empty: it can run."""
+    """Faults of the plan, and of its use for a model if given. Empty: it can run."""
     grid = list(_grid_faults(plan))
     if grid:
-        return grid  # the degrees make no grid, so checks of the grid would only repeat them
+        return grid  # without a grid, further checks would repeat these faults
     faults = [*_expert_faults(plan), *_batch_faults(plan), *_dp_type_faults(plan), *_sharding_faults(plan)]
     faults += [*_sequence_faults(plan), *_offload_faults(plan)]
     if model is not None:
@@ -234,7 +234,7 @@ def _sequence_faults(plan: Plan) -> Iterator[str]:
                 )
     cuts = token_axes(plan.assumed.sequence_parallel)
     for fields, who, strategy in _parts(plan):
-        # held by all ranks of the last axis together
+        # tokens of all ranks of the last axis together
         held = plan.micro_batch * tokens * strategy.degree // plan.stage_size
         if strategy.axes[-1][0] in cuts and held % strategy.degree:
             yield (
@@ -325,7 +325,7 @@ def _faults_of_experts(plan: Plan, model: ModelShape, kinds: Sequence[ModelShape
 
 
 def _parts(plan: Plan) -> Iterator[tuple[str, str, Strategy]]:
-    """Equal layers, and the vocabulary layers: the fields of their degrees by axis, who, strategy."""
+    """Runs of equal layers and the vocabulary layers: (fields of their degrees by axis, name, strategy)."""
     yield from (("{}_sizes_enc", layers, layer) for layers, layer in _named_runs(plan.layers))
     yield "v{}", "the vocabulary layers", plan.vocab
 
@@ -342,9 +342,9 @@ def _named_runs(values: Sequence[T]) -> Iterator[tuple[str, T]]:
 
 
 def with_assumptions(plan: Plan, **assumptions: Any) -> Plan:
-    """The plan with these assumptions where its file names none; None stands for a flag that was not given.
+    """The plan with these assumptions where its file has none; None: a flag that was not given.
 
-    Raises UserError for a flag that contradicts the file. Whether the plan is valid with them is yet to be checked.
+    Raises UserError for a flag that contradicts the file. The result is not yet checked.
     """
     flags = {name: value for name, value in assumptions.items() if value is not None}
     faults = [
@@ -359,8 +359,8 @@ def with_assumptions(plan: Plan, **assumptions: Any) -> Plan:
 
 
 def with_defaults(plan: Plan, on_gpus: bool) -> Plan:
-    """The plan with its unset fields as training sets them: on GPUs, with fused kernels; 16-bit runs sum gradients in
-    fp32 there, as small parts of many micro-batches would round away, and have flash attention."""
+    """The plan with its unset fields as training sets them: on GPUs with fused kernels; 16-bit runs there use flash
+    attention and sum gradients in fp32, as small contributions of many micro-batches would be lost."""
     default = on_gpus and plan.assumed.mixed_precision.mixed
     by_default = replace(
         plan.assumed,
@@ -368,6 +368,6 @@ def with_defaults(plan: Plan, on_gpus: bool) -> Plan:
         flash_attention=default,
         fused_rope=on_gpus,
         fused_rms_norm=on_gpus,
-        fused_cross_entropy=False,  # its communicator is made in a way that has not run on GPUs
+        fused_cross_entropy=False,  # the way its communicator is made has not run on GPUs
     )
     return replace(plan, assumed=plan.assumed.completed(by_default))

@@ -1,8 +1,8 @@
 """The collectives of a strategy and their places: tables that the runtime executes and the cost model prices.
 
-Tokens are handed over at *communication points*: behind and in front of parts of a module. At a point an axis may have
-an operation, which is a collective in forward and its mirror image in backward; recompute repeats forward's. A
-module's weights have operations of their own, over the axes along which ranks share them.
+Tokens are communicated at *communication points* before and after parts of a module. At a point an axis may have an
+operation: a collective in forward and its counterpart in backward; recompute repeats forward's. A module's weights have
+separate operations over the axes along which ranks share them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Collective(StrEnum):
     ALL_REDUCE = "allreduce"  # the buffer that every rank holds before and after
     ALL_GATHER = "allgather"  # the gathered buffer
     REDUCE_SCATTER = "reducescatter"  # the buffer before it is scattered
-    ALL_TO_ALL = "all2all"  # all that one rank sends, the part to itself included
+    ALL_TO_ALL = "all2all"  # everything that one rank sends, including the part to itself
     SEND = "p2p"  # the message of a rank to its peer in the next stage; the group's size is the number of stages
 
 
 class Message(StrEnum):
-    """How many numbers a token are handed over: the model's width of this name."""
+    """Elements per token of a message: the model's width of this name."""
 
     HIDDEN = "hidden_size"
     QUERIES = "q_width"
@@ -44,12 +44,12 @@ class Message(StrEnum):
 
     @property
     def repeats(self) -> bool:
-        """Whether there is one for each kv head, so that several ranks get it where more split heads."""
+        """Whether it is per kv head, so that several ranks share it if more ranks than kv heads split them."""
         return self in (Message.KEY_PRODUCTS, Message.KEYS, Message.VALUES)
 
 
 class CommPoint(Enum):
-    """A place at which a module hands tokens over."""
+    """A place at which a module communicates tokens."""
 
     INTO_ATTENTION = "behind the norm in front of attention", Message.HIDDEN
     LATENT_QUERY = "behind the norm of the latents of queries", Message.LATENT_QUERIES
@@ -82,7 +82,7 @@ BLOCK = EVERYWHERE - EMBEDDING - HEAD
 OF_MLP = frozenset([CommPoint.INTO_MLP, CommPoint.OUT_OF_MLP])
 OF_EXPERTS = frozenset([CommPoint.INTO_EXPERTS, CommPoint.OUT_OF_EXPERTS])
 OF_LATENTS = frozenset([CommPoint.LATENT_QUERY, CommPoint.LATENT, CommPoint.LATENT_KEY])
-CORE = frozenset([CommPoint.ALL_KEYS, CommPoint.ALL_VALUES])  # each rank computes its own heads alone here
+CORE = frozenset([CommPoint.ALL_KEYS, CommPoint.ALL_VALUES])  # points where each rank computes only its own heads
 
 
 def block_points(model: ModelShape) -> frozenset[CommPoint]:
@@ -94,8 +94,8 @@ def block_points(model: ModelShape) -> frozenset[CommPoint]:
     return BLOCK - lacking - {CommPoint.VALUE, unused}
 
 
-# Points whose operations backward repeats with a recomputed part. Attention's output comes after its point; norms' in
-# front of theirs, of which the MLP's begins the MLP's part.
+# Points whose operations backward repeats with a recomputed part. Attention ends before its point, norms before theirs,
+# and the MLP's part begins at the MLP's norm.
 REPEATED = {
     Recompute.FULL: BLOCK,
     Recompute.NORMS: frozenset[CommPoint](),
@@ -108,7 +108,7 @@ REPEATED = {
 
 @lru_cache(maxsize=100)
 def repeated(recompute: Recompute) -> frozenset[CommPoint]:
-    """Points whose operations of forward backward repeats."""
+    """Points whose forward operations backward repeats."""
     return frozenset[CommPoint]().union(*(REPEATED[member] for member in recompute))
 
 
@@ -130,8 +130,8 @@ class Op(Enum):
     def __init__(self, _: str, forward: Collective | None, backward: Collective | None):
         self.forward, self.backward = forward, backward
         self.times = 3 if self.name == "LOSS" else 1  # maximum, sum of exponentials, logit of the target
-        self.again = self.name == "GATHER"  # its result is not kept: backward gathers it once more, recomputed or not
-        self.whole = Collective.ALL_TO_ALL is not forward  # a message has all tokens of the group, not a rank's own
+        self.again = self.name == "GATHER"  # its result is not kept: backward gathers again, with or without recompute
+        self.whole = Collective.ALL_TO_ALL is not forward  # a message has all tokens of the group, not only a rank's
 
 
 _INTO = (CommPoint.INTO_ATTENTION, CommPoint.LATENT_QUERY, CommPoint.LATENT, CommPoint.INTO_MLP, CommPoint.INTO_HEAD)
@@ -155,7 +155,7 @@ class CommOp(NamedTuple):
     point: CommPoint
     op: Op
     axis: Axis  # axis of the collective
-    apart: tuple[Axis, ...]  # axes whose ranks have different tokens, or heads of them, in their messages
+    apart: tuple[Axis, ...]  # axes whose ranks send different tokens or heads
 
 
 @lru_cache(maxsize=1000)
@@ -187,9 +187,9 @@ def comm_ops(
 class WeightOps:
     """Collectives for the matrices of a module, over the axes along which ranks share them."""
 
-    reduce: Collective  # gradients, behind the last backward
-    gather: Collective | None = None  # weights, in front of each pass
-    publish: Collective | None = None  # weights, behind the optimizer
+    reduce: Collective  # gradients, after the last backward
+    gather: Collective | None = None  # weights, before each pass
+    publish: Collective | None = None  # weights, after the optimizer
 
 
 WEIGHT_OPS = {
@@ -203,8 +203,8 @@ SPLIT_BY = {Split.COLUMN: Axis.TENSOR, Split.ROW: Axis.TENSOR}  # axes that spli
 
 @lru_cache(maxsize=100)
 def summed_over(split: Split, sequence_parallel: bool) -> tuple[Axis, ...]:
-    """Axes over which the gradient of a weight is summed: those that don't split it. Plain tensor parallelism's ranks
-    compute equal gradients of whole weights, but for weights that each uses on its own heads.
-    Those of a projection to latents are summed over TENSOR first, so that ZeRO shards all matrices in the same way."""
+    """Axes over which the gradient of a weight is reduced: those that do not split it. Ranks of plain tensor
+    parallelism compute equal gradients of whole weights, except weights used on own heads. Gradients of a projection to
+    latents are reduced over TENSOR first, so that ZeRO shards all matrices in the same way."""
     alike = Axis.TENSOR if split is Split.WHOLE and not sequence_parallel else None
     return tuple(axis for axis in STAGE if axis not in (SPLIT_BY.get(split), alike))

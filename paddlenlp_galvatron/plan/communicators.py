@@ -1,6 +1,6 @@
-"""Which ranks of a plan talk to each other, and why: the communicators that a launch makes.
+"""The communicators of a launch: ranks of a plan that communicate, by use.
 
-Uses that must not share a communicator have names; the others' is "".
+Uses that must not share a communicator have names; other uses have the name "".
 """
 
 from collections import Counter
@@ -16,10 +16,10 @@ from .mesh import EXCHANGE, SAMPLE_AXES, Axis, Mesh
 from .strategy import LayerStrategy, Plan
 
 Ranks = tuple[int, ...]
-Group = tuple[Ranks, str]  # and its use
+Group = tuple[Ranks, str]  # ranks and use
 
 DOWN, UP = "down", "up"  # messages between two neighbouring stages
-ON, BACK = "on", "back"  # from a chunk of the last stage to the next chunk of the first one, and its gradient
+ON, BACK = "on", "back"  # from a chunk of the last stage to the next chunk of the first, and the gradient back
 DIRECTIONS = (DOWN, UP, ON, BACK)
 REDISTRIBUTE = "redistribute"
 
@@ -31,7 +31,8 @@ def chunk_edges(plan: Plan, stage: int, chunk: int) -> list[TokenLayout]:
 
 
 def stage_groups(plan: Plan, shape: ModelShape, seq_length: int, adapts: bool = False) -> set[Group]:
-    """Every communicator of the plan, over all stages: the same set on every rank. `adapts`: adapters learn."""
+    """Every communicator of the plan, over all stages: the same set on every rank. `adapts`: only adapters are
+    trained."""
     size, tokens = plan.stage_size, plan.micro_batch * seq_length
     local: set[Group] = {(tuple(range(size)), "")}
     sharded = plan.assumed.sequence_parallel
@@ -92,18 +93,18 @@ def exchanging(plan: Plan, shape: ModelShape) -> set[Ranks]:
 
 
 def all_to_alls(plan: Plan, shape: ModelShape, seq_length: int) -> bool:
-    """Whether ranks of a stage exchange tokens: for heads, with experts, or between layers of unlike layouts."""
+    """Whether ranks of a stage exchange tokens: for heads, experts, or resharding between layers."""
     uses = (use for _, use in stage_groups(plan, shape, seq_length))
     return REDISTRIBUTE in uses or any(len(ranks) > 1 for ranks in exchanging(plan, shape))
 
 
 def fuses_loss(vocab_size: int, tp: int) -> bool:
-    """Whether Paddle's one kernel for the loss can be used: where tp splits the vocabulary, and pads no column."""
+    """Whether Paddle's fused loss can be used: tp splits the vocabulary without padding."""
     return tp > 1 and vocab_size % tp == 0
 
 
 def fused_loss_groups(plan: Plan, shape: ModelShape) -> set[Ranks]:
-    """Groups on which that kernel exchanges messages by itself: of the last stage."""
+    """Groups on which the fused loss communicates by itself, in the last stage."""
     if not fuses_loss(shape.vocab_size, plan.vocab.tp):
         return set()
     first = plan.world_size - plan.stage_size
@@ -112,39 +113,38 @@ def fused_loss_groups(plan: Plan, shape: ModelShape) -> set[Ranks]:
 
 
 def in_rounds(groups: Iterable[Group]) -> list[Group]:
-    """Groups in an order that is the same on every rank and in which few wait for others: of groups that follow each
-    other many have no rank in common. Neighbouring stages, of which each shares ranks with the next, take two
-    rounds."""
-    rounds: dict[int, int] = {}  # of each rank, those in which it has a group, as bits
+    """Groups in an order that is the same on every rank and in which few ranks wait: consecutive groups often share no
+    rank. Groups of neighbouring stages, which share ranks, take two rounds."""
+    rounds: dict[int, int] = {}  # rank -> rounds in which it has a group, as bits
     turns: list[tuple[int, Group]] = []
     for group in sorted(groups):
         taken = reduce(or_, (rounds.get(rank, 0) for rank in group[0]), 0)
-        free = ~taken & (taken + 1)  # the lowest bit that none of them has
+        free = ~taken & (taken + 1)  # the lowest free bit
         rounds.update((rank, rounds.get(rank, 0) | free) for rank in group[0])
         turns.append((free.bit_length(), group))
     return [group for _, group in sorted(turns)]
 
 
 def most_communicators(groups: Iterable[Group]) -> int:
-    """How many a rank has at most."""
+    """The largest number of groups on a rank."""
     return max(Counter(rank for ranks, _ in groups for rank in ranks).values(), default=0)
 
 
 def communicators(plan: Plan, shape: ModelShape, seq_length: int, adapts: bool = False) -> int:
-    """How many a rank of a launch has at most, with that of all ranks."""
+    """The largest number of communicators on a rank, including the world's."""
     groups = stage_groups(plan, shape, seq_length, adapts) | {(tuple(range(plan.world_size)), "world")}
     return most_communicators(groups) if plan.world_size > 1 else 0
 
 
 def twins(plan: Plan, rank: int) -> Ranks:
-    """A rank of the first stage and its peer of the last: they hold the same rows of an embedding that is
-    tied, or looked up for MTP, too."""
+    """A rank of the first stage and its peer in the last: they hold the same rows of an embedding that is tied or also
+    used by MTP."""
     local = rank % plan.stage_size
     return local, plan.world_size - plan.stage_size + local
 
 
 def redistribution_groups(source: TokenLayout, target: TokenLayout, tokens: int, samples: int) -> list[Ranks]:
-    """Local ranks that exchange tokens with each other, in either direction; those that keep theirs are left out."""
+    """Local ranks that exchange tokens in either direction, without ranks that keep theirs."""
     held, wanted = source.intervals(tokens, samples), target.intervals(tokens, samples)
     exchanges = [*moves(held, wanted), *moves(wanted, held)]
     return _components((move.source, move.target) for move in exchanges if move.source != move.target)

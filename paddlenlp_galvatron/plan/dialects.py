@@ -1,7 +1,7 @@
-"""Strategy files as they are found: of older and newer versions of Galvatron and of its port to PaddleNLP.
+"""Strategy files of other versions: older and newer Galvatron, and its port to PaddleNLP.
 
-Each is turned into the fields of Galvatron 2.4, which `plan.file` reads. A missing field has the default of the program
-that wrote the file; a note names it.
+Each is converted to the fields of Galvatron 2.4, which `plan.file` reads. A missing field gets the default of the
+program that wrote the file; a note names it.
 """
 
 import re
@@ -21,7 +21,7 @@ LACKING: Fields = {"pipeline_type": "gpipe", "default_dp_type": "ddp", "vtp": 1,
 LACKING_PER_LAYER = {"tp_consecutive_flags": 1, "use_sp": 0, "checkpoint": 0}
 MARKS = ("pp_deg", "tp_sizes_enc", "dp_types_enc", "pp_division")  # fields that no other file has
 
-# Files that lie next to plans, by fields that they have, or that their fields begin with.
+# Other files found next to plans, by their fields or prefixes of fields.
 OTHERS = {
     "a profile of the network": ("allreduce_size_", "pp_size_", "all2all_size_", "overlap_coe"),
     "a profile of a model": ("layertype_", "layernum["),
@@ -145,9 +145,9 @@ class SizesFile(BaseModel):
 
 
 def as_current(data: object) -> tuple[Fields, str]:
-    """The fields of today's file, and what had to be assumed, in a sentence that may be empty.
+    """The fields of the current format, and a sentence on assumed values, which may be empty.
 
-    Raises UserError: the content is no strategy of any known kind, or says what no field of today's can.
+    Raises UserError if the content is no known strategy, or cannot be expressed in the current fields.
     """
     if not isinstance(data, dict):
         raise UserError("a strategy file holds one JSON object; this one does not")
@@ -161,13 +161,13 @@ def as_current(data: object) -> tuple[Fields, str]:
 
 
 def is_strategy(data: Fields) -> bool:
-    """Whether an object has fields that strategy files alone have."""
+    """Whether an object has fields that only strategy files have."""
     return any(mark in data for mark in (*MARKS, "tp_size_list", "tp_size_enc"))
 
 
 def _summary(data: Fields) -> str:
-    """The error for optimal_solution.json of Galvatron's port, which lacks the number of layers: names the command that
-    has it."""
+    """The error for optimal_solution.json of Galvatron's port, which lacks the number of layers: gives the command that
+    writes the plan."""
     match = re.fullmatch(r"pp(\d+)_tp(\d+)_dp(\d+)_stage([0-3])_recompute([01])", str(data.get("strategy"))[:80])
     if not match:
         return ""
@@ -188,7 +188,7 @@ def _kind(data: Fields) -> str:
 
 
 def _completed(data: Fields) -> tuple[Fields, str]:
-    """The data with the fields that older files lack."""
+    """The data completed with the fields that older files lack."""
     lacking = {name: value for name, value in LACKING.items() if name not in data}
     if "vocab_sdp" in data:  # other name of embed_sdp
         lacking.pop("embed_sdp", None)

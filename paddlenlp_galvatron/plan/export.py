@@ -1,11 +1,11 @@
 """A plan as arguments of other programs, which have one degree of each kind for the whole model.
 
-PaddleNLP's own `run_pretrain.py` (3.0.0b4): its Trainer refuses some combinations. When gradients are reduced is its
-own affair; where weights, gradients and optimizer states lie is as in the plan.
+PaddleNLP's `run_pretrain.py` (3.0.0b4): its Trainer refuses some combinations and chooses when to reduce gradients;
+weights, gradients and optimizer states are placed as in the plan.
 
-The YAML of PaddleFleet (release/0.4, September 2026), PaddleNLP's successor: it selects layers that recompute a part by
-lists, and empty layers shorten its first and last stage. The older PaddleFormers 1.0.0 has the same names, but neither.
-Their Llama and Qwen2 have no Ulysses; Megatron-SP, the pipeline and ZeRO are as stock PaddleNLP has them.
+The YAML of PaddleFleet (release/0.4, September 2026), PaddleNLP's successor: it selects recomputed layers by lists, and
+empty layers shorten its first and last stage. The older PaddleFormers 1.0.0 has the same names but neither feature.
+Their Llama and Qwen2 have no Ulysses; Megatron-SP, the pipeline and ZeRO are as in stock PaddleNLP.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,13 +25,13 @@ GRANULARITY = {Recompute.FULL: "full", Recompute.ATTENTION: "core_attn"}
 FLEET, FORMERS = "PaddleFleet", "PaddleFormers"
 PROGRAMS = {"paddlenlp": STOCK, "paddlefleet": FLEET, "paddleformers": FORMERS}  # keyed by names of --trainer
 PIN = "release/0.4"  # PaddleFleet's release
-Argument = Any  # of a file: a word, a number, a list or an object
+Argument = Any  # a value in a file: word, number, list or object
 
 
 def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Argument]:
-    """Arguments with which stock PaddleNLP trains as the plan says; those at PaddleNLP's default are left out.
+    """Arguments with which stock PaddleNLP trains by the plan, without those at PaddleNLP's default.
 
-    Raises UserError with one line for each field that it cannot express, for this model where it is given.
+    Raises UserError with one line for each field that it cannot express, for this model if given.
     """
     _require_expressible(plan, STOCK, model)
     layer = plan.layers[0]
@@ -86,7 +86,7 @@ def stock_notes(plan: Plan) -> list[str]:
 
 
 def as_flags(arguments: dict[str, Argument]) -> list[str]:
-    """Each argument as it stands on a command line."""
+    """Each argument as on a command line."""
     return [f"--{name} {_words(value)}" for name, value in arguments.items()]
 
 
@@ -138,9 +138,9 @@ def _stock_gaps_of_model(plan: Plan, model: ModelShape) -> Iterator[str]:
 
 
 def fleet_arguments(plan: Plan, model: ModelShape | None = None, program: str = FLEET) -> dict[str, Argument]:
-    """Arguments for the YAML file of `paddlefleet-cli train` or `paddleformers-cli train`, besides model and data.
+    """Arguments for the YAML file of `paddlefleet-cli train` or `paddleformers-cli train`, without model and data.
 
-    Raises UserError with one line for each field that it cannot express, for this model where it is given.
+    Raises UserError with one line for each field that it cannot express, for this model if given.
     """
     _require_expressible(plan, program, model)
     layer, stage = plan.layers[0], sharding_stage(plan)
@@ -182,14 +182,14 @@ def _task_arguments(plan: Plan) -> dict[str, Argument]:
 
 
 def _only_in_fleet(plan: Plan, model: ModelShape | None) -> dict[str, Argument]:
-    """Arguments that PaddleFormers lacks, or of models that it lacks."""
+    """Arguments that PaddleFormers lacks, or for models that it lacks."""
     arguments: dict[str, Argument] = {"hybrid_parallel_topo_order": "pp_first"}  # ranks as in the plan
     if plan.layers[0].context > 1:
         arguments["context_parallel_size"] = plan.layers[0].context
     if (ep := max(each.ep for each in plan.layers)) > 1:
         arguments |= {"use_expert_parallel": True, "expert_model_parallel_size": ep}
     if model and model.traits.mixture and model.traits.mixture.bias:
-        arguments[MTP] = model.mtp_layers  # config.json may ask for MTP, which the plan has not
+        arguments[MTP] = model.mtp_layers  # config.json may ask for MTP, which the plan lacks
         if model.mtp_layers and plan.pipeline > 1:  # the last stage looks tokens up itself
             arguments["enable_mtp_magic_send"] = True
     if plan.assumed.flash_attention is not None:
@@ -281,9 +281,9 @@ def _dp_type(plan: Plan, layer: LayerStrategy) -> DataParallel:
 
 
 def sharding_stage(plan: Plan, layer: LayerStrategy | None = None) -> int:
-    """The stage in which Paddle shards as the plan does a layer, the first if none is named; 0: none.
+    """The sharding stage of Paddle that equals the plan's for a layer, by default the first; 0: none.
 
-    Stage 1 keeps whole gradients, as zero2 does that sums micro-batches up.
+    Stage 1 keeps whole gradients, like zero2 with gradients summed over micro-batches.
     """
     summed = plan.assumed.async_grad_reduce and plan.micro_batches > 1
     stages = {DataParallel.DDP: 0, DataParallel.ZERO2: 1 if summed else 2, DataParallel.ZERO3: 3}
@@ -291,7 +291,7 @@ def sharding_stage(plan: Plan, layer: LayerStrategy | None = None) -> int:
 
 
 def gaps(plan: Plan, program: str, model: ModelShape | None = None) -> list[str]:
-    """A line for each field of a plan that `program` cannot express, for this model where it is given."""
+    """A line for each field of a plan that `program` cannot express, for this model if given."""
     of_program = _stock_gaps(plan, model) if program == STOCK else _fleet_gaps(plan, model, program)
     missing = [*_uneven(plan, program), *_unlike(plan, program), *of_program]
     if plan.assumed.products:
@@ -319,12 +319,12 @@ def gaps(plan: Plan, program: str, model: ModelShape | None = None) -> list[str]
 
 
 def untaught(kinds: Sequence[ModelShape]) -> str:
-    """Parts of a model that is planned alone; "": none. Its layers of other types alternate."""
+    """Features of a model that is planned only, with alternating layer types; "": none."""
     return max((kind.lacking for kind in kinds), key=len)
 
 
 def _require_expressible(plan: Plan, program: str, model: ModelShape | None) -> None:
-    """Raise UserError with the gaps, and the way out."""
+    """Raise UserError with the gaps and the remedy."""
     if missing := gaps(plan, program, model):
         name = program.removeprefix("stock ").lower()
         raise UserError(
@@ -354,7 +354,7 @@ def _unlike(plan: Plan, program: str) -> Iterator[str]:
 
 
 def _uneven(plan: Plan, program: str) -> Iterator[str]:
-    """Fields in which layers, or layers and vocabulary, or stages are unlike, as `program` cannot have them."""
+    """Gaps of fields in which layers, vocabulary or stages differ, which `program` cannot express."""
     parts = (*plan.layers, plan.vocab.as_layer())
     for axis, degrees in {axis: {dict(each.beside)[axis] for each in parts} for axis, _ in plan.vocab.beside}.items():
         if degrees != {1} and (program != FLEET or len(degrees) > 1):

@@ -199,7 +199,7 @@ def parse(kind: type[File], data: dict[str, Any]) -> File:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        faults: dict[tuple[str, str], list[int]] = {}  # where and what, and in which entries of a list
+        faults: dict[tuple[str, str], list[int]] = {}  # (field, fault) -> entries of the list
         for item in error.errors():
             name, entry, what = _fault(kind, item)
             faults.setdefault((name, what), []).extend(() if entry is None else (entry,))
@@ -207,7 +207,7 @@ def parse(kind: type[File], data: dict[str, Any]) -> File:
 
 
 def _fault(kind: type[BaseModel], error: Any) -> tuple[str, int | None, str]:
-    """Field, entry of a list, and what is wrong."""
+    """Field, entry of a list, and fault."""
     *parents, last = error["loc"]
     name = ".".join(str(key) for key in error["loc"])
     if error["type"] == "missing":
@@ -228,7 +228,7 @@ def _entries(name: str, at: list[int]) -> str:
 
 
 def _siblings(kind: type[BaseModel], parents: list[Any]) -> list[str]:
-    """The fields of the object within which a field stands."""
+    """The fields of the object that contains a field."""
     for parent in parents:
         options = (kind.model_fields[parent].annotation, *get_args(kind.model_fields[parent].annotation))
         kind = next(choice for choice in options if isinstance(choice, type) and issubclass(choice, BaseModel))

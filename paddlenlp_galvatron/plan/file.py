@@ -1,4 +1,4 @@
-"""The strategy file: Galvatron's fields, and one object "galvatron" of ours."""
+"""The strategy file: Galvatron's fields, and our object "galvatron"."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .precision import Precision
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy, runs, sharded_over_all
 
 FORMAT_VERSION = 1
-LISTED = 10  # files that an error names, the newest
-LARGEST_BYTES = 4 * MIB  # of a strategy file; one of 1,000 layers in 100 stages has 60 kB
+LISTED = 10  # newest files that an error names
+LARGEST_BYTES = 4 * MIB  # limit of a strategy file; 1,000 layers in 100 stages take 60 kB
 
 
 SIZES = ("sharding_sizes_enc", "sharding_sizes_of_ep_enc")
-# Fields of strategies, by those of the file that have an entry a layer, and by those of the vocabulary.
+# Fields of strategies by the file's fields: those with an entry per layer, and those of the vocabulary.
 OF_LAYERS = {
     "tp_sizes_enc": "degree",
     "use_sp": "ulysses",
@@ -58,10 +58,10 @@ def read_plan(
     smallest_world: bool = False,
     valid: bool = True,
 ) -> Plan:
-    """Read and validate a strategy file; without `valid` one whose plan has faults (`check.find_faults`) is read, too.
+    """Read and validate a strategy file; without `valid`, also read a plan with faults (`check.find_faults`).
 
-    `world_size` is the number of ranks available; it must agree with the file's, where the file has one. A file
-    that has none is read for `default` ranks or, with `smallest_world`, for the fewest that it fits. Raises UserError.
+    `world_size` is the number of available ranks and must equal the file's, if the file has one. A file without it is
+    read for `default` ranks or, with `smallest_world`, for the fewest that fit. Raises UserError.
     """
     data = read_json(path, LARGEST_BYTES, comments=True)
     if world_size is None and isinstance(data, dict) and data.get("world_size") is None:
@@ -78,7 +78,7 @@ def plan_from_dict(
     valid: bool = True,
 ) -> Plan:
     """Read a plan from a parsed JSON value, as `read_plan` does. `source` names the file in messages."""
-    from .dialects import as_current  # here, as a search writes plans and reads none
+    from .dialects import as_current  # here: a search reads no plans
 
     with within(source):
         current, note = as_current(data)
@@ -91,8 +91,8 @@ def plan_from_dict(
 def newest_plan(
     folder: str | Path, shape: ModelShape, world_size: int, task: str = "pretrain", adapts: bool = False
 ) -> Path:
-    """The plan that training takes when none is named: the strategy file that was written last among those of a folder
-    that fit. Other JSON files are passed over. Raises UserError where none fits, with the reason of each."""
+    """The plan that training uses by default: the newest strategy file in a folder that fits. Other JSON files are
+    skipped. Raises UserError if none fits, with the reason of each."""
     misfits: list[str] = []
     for path in sorted(Path(folder).glob("*.json"), key=lambda file: (-file.stat().st_mtime_ns, file.name)):
         try:
@@ -106,7 +106,7 @@ def newest_plan(
 
 
 def _fits(path: Path, shape: ModelShape, world_size: int, task: str, adapts: bool) -> bool:
-    """Whether a file is a plan at all. Raises UserError for one that does not fit."""
+    """Whether a file is a plan. Raises UserError for a plan that does not fit."""
     from .dialects import is_strategy
 
     fields = read_json(path, LARGEST_BYTES, comments=True)
@@ -119,7 +119,7 @@ def _fits(path: Path, shape: ModelShape, world_size: int, task: str, adapts: boo
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
-    """The strategy file's content, every field that this project and Galvatron read."""
+    """The strategy file's content: every field that this project and Galvatron read."""
     layers = plan.layers
     listed: dict[str, Any] = {field: _written(getattr(plan.vocab, name)) for field, name in OF_VOCABULARY.items()}
     listed |= {field: [_written(getattr(layer, name)) for layer in layers] for field, name in OF_LAYERS.items()}
@@ -146,21 +146,21 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def plan_id(plan: Plan) -> str:
-    """Names a plan in a training log: hexadecimal digits that change with every strategy, batch and number of ranks,
-    and not with predictions or assumptions."""
+    """The id of a plan in a training log: hexadecimal digits that depend on strategies, batch and ranks, but not on
+    predictions or assumptions."""
     content = {key: value for key, value in plan_to_dict(plan).items() if key != "galvatron"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _written(value: Any) -> Any:
-    """A field of a strategy as the file has it."""
+    """A field of a strategy in the file's form."""
     if isinstance(value, DataParallel):
         return int(value is DataParallel.ZERO3)
     return int(value) if isinstance(value, bool) else value
 
 
 def _left_out(plan: Plan) -> Iterator[str]:
-    """Fields that are left out as they say nothing new, so that older readers, and Galvatron's, take the file."""
+    """Fields omitted because they add nothing, so that Galvatron and older readers accept the file."""
     if plan.chunks == 1:
         yield "virtual_pp_deg"
     if not any(layer.recompute in (*PARTLY, *MODULES) for layer in plan.layers):  # `checkpoint` has it
@@ -183,7 +183,7 @@ def _left_out(plan: Plan) -> Iterator[str]:
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
-    """Validate and write a strategy file, whole or not at all."""
+    """Validate a strategy file and write it atomically."""
     require_valid(plan)
     write_text(path, json.dumps(plan_to_dict(plan), indent=2) + "\n")
 
@@ -280,7 +280,7 @@ def _to_plan(fields: StrategyFile, given_world: int | None, smallest_world: bool
 
 
 def _offloads(extra: GalvatronObject) -> bool | None:
-    """Whether a plan offloads the optimizer. Files of version 0.1.0 have it in the search's options."""
+    """Whether a plan offloads the optimizer. Files of version 0.1.0 have this in the search's options."""
     searched = extra.model_dump().get("searched_from") or {}
     options = searched.get("options")
     asked = isinstance(options, dict) and options.get("offload_optimizer")

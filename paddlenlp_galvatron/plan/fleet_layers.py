@@ -1,9 +1,9 @@
-"""Which layers PaddleFleet's settings select, and which stage has them, by the rules of its release/0.4; and a plan's
-stages, recompute and offload in such settings, which these rules check.
+"""The layers that PaddleFleet's settings select and their stages, by the rules of release/0.4. Also converts a plan's
+stages, recompute and offload to such settings, which these rules check.
 
 Settings are a mapping by PaddleFleet's names. A layer's id counts from 0 over the decoder layers; MTP layer i follows
-as num_hidden_layers + i. Empty layers, which lengthen the first and the last stages, have a physical number and no id:
-lists of ids leave them out, counts do not.
+as num_hidden_layers + i. Empty layers, which lengthen the first and last stages, have a physical number but no id:
+lists of ids skip them, counts include them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .strategy import Plan
 
 ALL = "all"
 FULL = "(full)"  # the key of layers that recompute as a whole
-OF_THE_MODEL = ("lm_head", "loss_fn")  # modules that no layer has: there, they are on
+OF_THE_MODEL = ("lm_head", "loss_fn")  # modules outside the layers: listing them turns them on
 REFINED = ("flash_attn", "moe_combine")  # inside a recomputed part: layers that are *not* selected keep their output
 BLOCKS = "mhc_block"
 OFFLOAD = "decoderlayer_act_offload_settings"
@@ -31,7 +31,7 @@ Settings = dict[str, Any]
 
 
 class Slots(NamedTuple):
-    """The layers of a model between embedding and head, and the parts that they are divided among."""
+    """The layers of a model between embedding and head, and the parts into which they are divided."""
 
     layers: int
     mtp: int = 0  # MTP layers, behind the others
@@ -58,11 +58,11 @@ class Slots(NamedTuple):
 
     @property
     def each(self) -> int:
-        """Physical layers of a part as counts assume it: the last one may have fewer."""
+        """Physical layers of a part as counts assume; the last part may have fewer."""
         return -(-self.physical // (self.stages * self.chunks))
 
     def ids_of(self, numbers: Iterable[int]) -> Ids:
-        """Ids of physical numbers. MTP layer i has the physical number i, too, as a layer has."""
+        """Ids of physical numbers. MTP layer i shares the physical number i with a layer."""
         numbers = frozenset(numbers)
         decoders = {number - self.head for number in numbers if self.head <= number < self.head + self.layers}
         return frozenset(decoders | {self.layers + number for number in numbers if 0 <= number < self.mtp})
@@ -78,15 +78,15 @@ class Slots(NamedTuple):
         starts = range(0, len(every), max(self.each, 1))
         if method == "block" or self.chunks == 1:
             return self.ids_of(chain.from_iterable(every[at : at + count] for at in starts))
-        # As PaddleFleet has it: it multiplies the start of a chunk by the chunk's length twice, and loses layers.
+        # As in PaddleFleet, which multiplies the start of a chunk by its length twice and loses layers.
         chunks = [every[at * self.each : (at + 1) * self.each] for at in starts]
         stages = (list(chain.from_iterable(chunks[stage :: self.stages])) for stage in range(self.stages))
         return self.ids_of(chain.from_iterable(stage[:count] for stage in stages))
 
 
 def selected(settings: Mapping[str, Any]) -> dict[str, Ids]:
-    """Ids of the layers that recompute each module, and, under FULL, of those that recompute all; of REFINED modules
-    the layers in which they keep their output. A module OF_THE_MODEL is there if it is recomputed.
+    """Ids of the layers that recompute each module; under FULL, those that recompute fully; for REFINED modules, the
+    layers in which they keep their output. A module of OF_THE_MODEL is present if it is recomputed.
 
     Raises UserError for settings that PaddleFleet refuses.
     """
@@ -164,7 +164,7 @@ def _blocks(selector: object, slots: Slots, field: str) -> Ids:
 
 
 def offloaded(settings: Mapping[str, Any], rule: Mapping[str, Any]) -> Ids:
-    """Ids of layers whose input goes to host memory by this rule: its numbers are physical."""
+    """Ids of layers whose input is offloaded by this rule, whose numbers are physical."""
     slots, value = Slots.of(settings), rule.get("value")
     every = range(max(slots.physical, slots.mtp))
     if rule.get("type") == "layer_idxs" and isinstance(value, list):
@@ -177,7 +177,8 @@ def offloaded(settings: Mapping[str, Any], rule: Mapping[str, Any]) -> Ids:
 
 def division(settings: Mapping[str, Any]) -> list[str]:
     """The items of each chunk of each stage in the model's order, a letter an item: E embedding, t layer, e empty
-    layer, m MTP layer, M its embedding, N last norm, L LM head. Raises UserError where PaddleFleet has no division."""
+    layer, m MTP layer, M its embedding, N last norm, L LM head. Raises UserError if PaddleFleet cannot divide the
+    layers."""
     slots = Slots.of(settings)
     parts, mtp = slots.stages * slots.chunks, "m" * slots.mtp
     counted = "te" + "m" * bool(settings.get("separate_mtp_headloss"))
@@ -188,7 +189,7 @@ def division(settings: Mapping[str, Any]) -> list[str]:
         embedding = "M" * bool(mtp and slots.stages > 1 and settings.get("enable_mtp_magic_send"))
         items = "E" + "t" * slots.layers + embedding + mtp + "e" * (tail - slots.mtp) + "NL"
         if slots.layers % slots.stages:
-            bounds = [len(items) * number // parts for number in range(parts + 1)]  # larger parts last
+            bounds = [len(items) * number // parts for number in range(parts + 1)]  # the last parts are larger
             return [items[start:stop] for start, stop in pairwise(bounds)]
         counted = "tem"
     places = [at for at, item in enumerate(items) if item in counted]
@@ -203,8 +204,8 @@ def division(settings: Mapping[str, Any]) -> list[str]:
 
 
 def stage_settings(plan: Plan, mtp: int = 0) -> Settings | None:
-    """Stages, chunks and empty layers. None: PaddleFleet cannot divide the layers so; it gives all parts the same
-    number, of which the empty layers shorten the first and the last. `mtp`: layers of the last part that it does not
+    """Stages, chunks and empty layers. None: PaddleFleet cannot divide the layers like this; it gives all parts the
+    same number, and empty layers shorten the first and the last. `mtp`: layers of the last part that it does not
     count."""
     short = empty_layers((*plan.stages[:-1], plan.stages[-1] - mtp))
     if short is None:
@@ -216,15 +217,15 @@ def stage_settings(plan: Plan, mtp: int = 0) -> Settings | None:
 
 
 def empty_layers(parts: Sequence[int]) -> tuple[int, int] | None:
-    """Empty layers in front and behind that make all parts equal; None where the parts between are shorter."""
+    """Empty layers at the start and end that make all parts equal; None if a middle part is shorter."""
     most = max(parts)
     even = all(size == most for size in parts[1:-1])
     return (most - parts[0], most - parts[-1] if len(parts) > 1 else 0) if even else None
 
 
 def recompute_settings(plan: Plan, stages: Mapping[str, Any], mtp: int = 0) -> Settings | None:
-    """Recompute, by lists of layers wherever these count; None: PaddleFleet cannot select the plan's layers. All of a
-    layer recomputes by a count alone, and empty layers in front use the count up."""
+    """Recompute settings, by lists of layers where PaddleFleet honours them; None: it cannot select the plan's layers.
+    Full recompute is selected only by a count, which includes empty layers at the start."""
     layers = [layer.recompute for layer in plan.layers]
     ids = {kind: [at for at, each in enumerate(layers) if each is kind] for kind in set(layers)}
     full = ids.get(Recompute.FULL, [])
@@ -247,8 +248,8 @@ def recompute_settings(plan: Plan, stages: Mapping[str, Any], mtp: int = 0) -> S
 
 
 def offload_settings(plan: Plan, stages: Mapping[str, Any], mtp: int = 0) -> Settings | None:
-    """Layers whose inputs are in the host's memory; None: PaddleFleet cannot select the plan's layers. The number of an
-    MTP layer is that of a layer in front, too."""
+    """The layers with offloaded inputs; None: PaddleFleet cannot select them. An MTP layer shares its number with an
+    earlier layer."""
     layers = [at for at, layer in enumerate(plan.layers) if layer.offload]
     if any(plan.layers[at].offload < 100 or plan.layers[at].recompute is not Recompute.FULL for at in layers):
         return None

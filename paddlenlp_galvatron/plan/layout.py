@@ -1,11 +1,11 @@
-"""Token layout: which tokens of a micro-batch each rank of a stage holds, and how they get from one layout to another.
+"""Token layout: the tokens of a micro-batch on each rank of a stage, and resharding between layouts.
 
-The tokens of one micro-batch, samples one after the other, are numbered 0..N-1. Because they are cut in the order of
-the ranks, all consecutive layers with sharded tokens (dp, Megatron-SP and Ulysses of any degree) have one layout: going
-from one to another moves nothing.
+The tokens of one micro-batch, sample by sample, are numbered 0..N-1. They are cut in the order of the ranks, so all
+layers with consecutive ranks and sharded tokens (dp, Megatron-SP and Ulysses of any degree) have one layout: no
+resharding between them.
 
-Context parallelism's ranks hold two chunks of each sample, one as far from its front as the other from its end: so each
-has as many pairs of a token and one before it, which causal attention takes time for.
+Ranks of context parallelism hold two chunks of each sample, equally far from its start and its end, so that causal
+attention is balanced.
 """
 
 from bisect import bisect_left, bisect_right
@@ -32,16 +32,16 @@ def own_chunks(index: int, degree: int, length: int) -> tuple[tuple[int, int], t
 
 
 def chunks_of_a_sample(axis: Axis, degree: int) -> int:
-    """Equal chunks of each sample that ranks along an axis other than `degree`'s hold together."""
+    """Equal chunks of each sample per context-parallel rank, held by its ranks along other axes together."""
     return 2 * degree if axis is Axis.CONTEXT and degree > 1 else degree
 
 
 class Cut(NamedTuple):
-    """Local rank r has part r // stride % parts of the part that the previous cut left."""
+    """Local rank r gets part r // stride % parts of its part after the previous cut."""
 
     parts: int
     stride: int
-    mirrored: bool = False  # a part is `own_chunks` of each sample
+    mirrored: bool = False  # zigzag: a part is `own_chunks` of each sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class TokenLayout:
     """The tokens that each local rank of a stage holds at a layer's edge. Equal layouts are equal objects."""
 
     size: int  # ranks of the stage
-    cuts: tuple[Cut, ...]  # the coarsest first; at most one is mirrored, and what is in front of it cuts samples apart
+    cuts: tuple[Cut, ...]  # coarsest first; at most one is mirrored, and the cuts before it separate samples
 
     def intervals(self, tokens: int, samples: int | None = None) -> Intervals:
         """Intervals of the micro-batch's `tokens` that each local rank holds. The tokens are `samples` of one length;
@@ -65,7 +65,7 @@ class TokenLayout:
         size = length // (2 * degree)
         chunks = np.array([own_chunks(index, degree, length) for index in range(degree)])
         pairs = chunks[np.arange(self.size) // stride % degree, :, 0]  # [ranks, 2]
-        # A finer cut leaves some of a rank's chunks, which are laid one after the other for it.
+        # A finer cut splits a rank's chunks, concatenated.
         finer, shares = self._parts(self.cuts[mirrored + 1 :])
         kept = np.stack([finer, finer + 1], axis=1) * (2 * each * size) // shares
         count = min(-(-2 * each // shares) + 1, 2 * each)
@@ -75,7 +75,7 @@ class TokenLayout:
         return edges
 
     def _parts(self, cuts: Sequence[Cut]) -> tuple[NDArray[np.int64], int]:
-        """The part that each rank has after these cuts, and the number of parts."""
+        """The part of each rank after these cuts, and the number of parts."""
         ranks = np.arange(self.size)
         position = np.zeros_like(ranks)
         for parts, stride, _ in cuts:
@@ -117,8 +117,8 @@ class Move(NamedTuple):
 
 
 def moves(source: Intervals, target: Intervals) -> list[Move]:
-    """Smallest set of moves that turns the source into the target: tokens that a rank has, it keeps; the rest
-    comes from the holder whose local rank is nearest."""
+    """The smallest set of moves from source to target: a rank keeps the tokens that it has and receives the others from
+    the holder with the nearest local rank."""
     holders: dict[tuple[int, int], list[int]] = {}
     for rank, held in enumerate(source.tolist()):
         for start, stop in held:
@@ -134,7 +134,7 @@ def moves(source: Intervals, target: Intervals) -> list[Move]:
 
 
 def _nearest(ranks: list[int], rank: int) -> int:
-    """The nearest to a rank among rising ranks; the lower one of two."""
+    """The nearest of rising ranks to a rank; of two, the lower."""
     above = bisect_left(ranks, rank)
     return min(ranks[max(0, above - 1) : above + 1], key=lambda other: abs(other - rank))
 
@@ -143,7 +143,7 @@ class LayoutTraffic(NamedTuple):
     """Traffic of one resharding; all of it stays inside blocks of `span` consecutive ranks."""
 
     span: int
-    most_tokens: int  # the most that a rank receives
+    most_tokens: int  # received by the busiest rank
     all_tokens: int  # the sum over all ranks
 
 
@@ -183,7 +183,7 @@ def _first_of(layout: TokenLayout, blocks: int) -> TokenLayout:
 
 
 def _repeated(source: TokenLayout, target: TokenLayout, samples: int | None) -> int:
-    """How often the samples make the same moves: every rank then takes that many in a row as it would take one."""
+    """Number of equal repetitions over the samples: every rank treats that many consecutive samples in the same way."""
     if samples is None:
         return 1
     apart = lcm(*(prod(cut.parts for cut in layout.cuts if not cut.mirrored) for layout in (source, target)))
@@ -207,8 +207,8 @@ class _Laid(NamedTuple):
     of_rank: NDArray[np.int64]  # all of each one's tokens
 
     def before(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Tokens held in front of each place."""
-        last = np.searchsorted(self.starts, places, "right") - 1  # interval that begins there or in front
+        """Number of held tokens before each position."""
+        last = np.searchsorted(self.starts, places, "right") - 1  # last interval that begins there or earlier
         return np.where(last < 0, 0, self.sums[last] - np.maximum(self.stops[last] - places, 0))
 
 
@@ -223,5 +223,5 @@ def _laid(layout: TokenLayout, tokens: int, samples: int | None) -> _Laid:
 
 
 def _block(layout: TokenLayout) -> int:
-    """Consecutive ranks within which the layout differs from that in which rank r holds the r-th of equal slices."""
+    """Length of blocks of consecutive ranks within which the layout differs from equal slices in rank order."""
     return layout.size // _blocks(layout)

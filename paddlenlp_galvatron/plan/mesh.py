@@ -1,7 +1,7 @@
-"""The ranks of a stage as a grid of named axes, the degrees that make it, and the groups that its ranks form.
+"""The ranks of a stage as a grid of named axes, with its degrees and groups.
 
-A stage owns consecutive ranks. Inside it a layer arranges the *local ranks* 0..n-1 as a grid with an axis for each way
-in which it is parallel. Ranks that differ along some of the axes alone are a group.
+A stage owns consecutive ranks. A layer arranges its *local ranks* 0..n-1 as a grid with an axis for each kind of
+parallelism. Ranks that differ only along some axes form a group.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class Axis(StrEnum):
     `vcp`, of the vocabulary; Ulysses' degrees are in tensor parallelism's fields."""
 
     DATA = "dp"  # samples: over the ranks of a stage that the other axes leave
-    CONTEXT = "cp"  # the tokens of their samples, in attention, too: there each has the keys and values of all
+    CONTEXT = "cp"  # tokens of their samples, also in attention, where each rank has all keys and values
     ULYSSES = "sp"  # the tokens of their samples; in attention the heads
-    TENSOR = "tp"  # weights; under Megatron-SP tokens, too, between layers
+    TENSOR = "tp"  # weights; with Megatron-SP also tokens between layers
     COPIES = "copies"  # nothing: the neighbours in a tensor-parallel group that have the same kv head
-    SHARDS = "shards"  # model states: the part of the ranks with the same weights in which ZeRO shards them
-    REPLICAS = "replicas"  # nothing: the ranks of all parts that keep the same shard
+    SHARDS = "shards"  # model states: the ranks with the same weights over which ZeRO shards
+    REPLICAS = "replicas"  # nothing: the ranks with the same shard
     PIPELINE = "pp"  # layers: the one axis between stages
-    EXPERT_DATA = "edp"  # tokens, of the same experts: over the ranks that the next two leave
+    EXPERT_DATA = "edp"  # tokens of the same experts: the ranks left by the next two axes
     EXPERT = "ep"  # experts
     EXPERT_TENSOR = "etp"  # the weights of each expert
 
     @property
     def words(self) -> str:
-        """Name for people: `sp` alone would read as Megatron-SP."""
+        """Name for people: plain `sp` would mean Megatron-SP."""
         return "Ulysses" if self is Axis.ULYSSES else self.value
 
 
@@ -44,12 +44,12 @@ STAGE = (Axis.DATA, Axis.CONTEXT, Axis.ULYSSES, Axis.TENSOR)  # axes within a st
 SHARDING = tuple(axis for axis in STAGE if axis is not Axis.TENSOR)  # axes that do not split weights
 EXCHANGE = (Axis.EXPERT, Axis.EXPERT_TENSOR)  # tokens are dispatched among the ranks that together hold all experts
 SAMPLE_AXES = tuple(axis for axis in STAGE if axis is not Axis.DATA)  # their ranks together hold whole samples
-OF_A_SAMPLE = tuple(axis for axis in SHARDING if axis is not Axis.DATA)  # share out its tokens, under whole weights
+OF_A_SAMPLE = tuple(axis for axis in SHARDING if axis is not Axis.DATA)  # split a sample, with whole weights
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The axes longer than 1 by which the local ranks of a stage are numbered, the last one over neighbours."""
+    """The axes longer than 1 that number the local ranks of a stage; neighbours differ along the last."""
 
     axes: tuple[tuple[Axis, int], ...] = ()  # axes with their degrees
 
@@ -82,14 +82,13 @@ class Mesh:
         return prod(degree for _, degree in self.axes[names.index(axis) + 1 :]) if axis in names else 1
 
     def sharing(self, copies: int) -> Mesh:
-        """The mesh of the same ranks, with each `copies` neighbours of a tensor-parallel group along an axis of their
-        own."""
+        """The same ranks, with groups of `copies` neighbours in a tensor-parallel group along a separate axis."""
         split = ((Axis.TENSOR, self.degree(Axis.TENSOR) // copies), (Axis.COPIES, copies))
         return Mesh(tuple(new for old in self.axes for new in (split if old[0] is Axis.TENSOR else (old,))))
 
     def parted(self, shards: int) -> Mesh:
-        """The mesh of the same ranks, those with the same weights along two axes: parts of `shards` ranks, the
-        nearest that the axes allow, and the ranks of all parts that keep the same shard."""
+        """The same ranks, with ranks of equal weights along two axes: `shards` ranks, as near as the axes allow, over
+        which ZeRO shards, and the ranks with the same shard."""
         axes: list[tuple[Axis, int]] = []
         for axis, degree in reversed(self.axes):
             if axis in (*SHARDING, Axis.EXPERT_DATA):
@@ -119,7 +118,7 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """How a layer is parallel in addition to data parallelism, in the terms of plan files."""
+    """A layer's degrees besides data parallelism, in the terms of plan files."""
 
     degree: int = 1
     ulysses: bool = False  # the degree splits the sequence (heads in attention) instead of the weights
@@ -137,7 +136,7 @@ class Degrees:
 
     @property
     def axes(self) -> tuple[tuple[Axis, int], ...]:
-        """All of them, that over the nearest ranks last."""
+        """All axes; the last is over neighbouring ranks."""
         return (*self.beside, (Axis.ULYSSES if self.ulysses else Axis.TENSOR, self.degree))
 
     @property
@@ -147,17 +146,17 @@ class Degrees:
 
     @property
     def tp(self) -> int:
-        """Degree by which weights are split: the vocabulary, too."""
+        """Degree by which weights are split, also the vocabulary's."""
         return 1 if self.ulysses else self.degree
 
     def mesh(self, stage_size: int) -> Mesh:
-        """How the ranks of a stage are arranged."""
+        """The mesh of a stage's ranks."""
         return Mesh.of(stage_size, *self.axes)
 
 
 @lru_cache(maxsize=100)
 def every_degrees(size: int) -> tuple[Degrees, ...]:
-    """All that a layer may have on a stage of `size` ranks."""
+    """All degrees that a layer may have on a stage of `size` ranks."""
     return tuple(
         Degrees(degree, ulysses, context=context)
         for degree in divisors(size)

@@ -1,4 +1,4 @@
-"""Number types, and those of a run: which it stores, sends, computes in and sums gradients in."""
+"""Number types, and those that a run stores, sends, computes in and sums gradients in."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Literal
 
-# Type of layers' matrix products, where it is not that of weights and activations: FP8 has a byte a number, with scales
-# of tensors or, as MXFP8, of blocks.
+# Type of layers' matrix products, if it differs from that of weights and activations: FP8 has a byte per element, with
+# scales per tensor or (MXFP8) per block.
 Products = Literal["fp8"]
 
 
@@ -40,7 +40,7 @@ class NumberTypes:
 
     stored: Precision  # weights, and activations between layers and for backward
     sent: Precision  # activations, weights and their gradients between ranks
-    computed: Precision  # inside layers
+    computed: Precision  # computation inside layers
     gradients: Precision  # sums over micro-batches, and what is reduced over ranks
 
     @classmethod

@@ -1,11 +1,11 @@
 """The orders in which stages run their forwards and backwards: each stage's list of passes.
 
-The runtime follows a schedule's lists of passes, the simulation prices them and the search bounds them; nothing else
-knows what a schedule does. A schedule is a function that yields a stage's runs, and a line of `Schedule`.
+The runtime follows a schedule's lists of passes, the simulation prices them and the search bounds them; no other code
+depends on a particular schedule. A schedule is a function that yields a stage's runs, and a line of `Schedule`.
 
-A stage runs each micro-batch once forward and once backward through each of its chunks. A chunk's forwards come in the
-order of the micro-batches, and so do backwards: messages between two stages are then needed in the order in which they
-are sent. No stages wait for each other in a circle. Tests hold this, and the core refuses lists that break it.
+A stage runs each micro-batch once forward and once backward through each of its chunks. A chunk's forwards, and its
+backwards, are in the order of the micro-batches, so messages between two stages are needed in the order in which they
+are sent. Stages never wait for each other in a circle. Tests check this, and the core refuses other lists.
 
 Chunk c of stage s comes between chunk c of stage s - 1 and of stage s + 1; after the last stage comes chunk c + 1 of
 the first. Where stages have one chunk it is 0.
@@ -57,20 +57,20 @@ class Pass(NamedTuple):
 
 
 class PassRun(NamedTuple):
-    """Passes that follow each other `times` times; each time the micro-batches are `step` further."""
+    """Passes repeated `times` times; each time the micro-batches advance by `step`."""
 
     passes: Integers  # [passes, 3], as the core takes them: kind (FORWARD or BACKWARD), chunk, micro-batch
     times: int = 1
     step: int = 1
 
 
-Done = tuple[int, PassKind, int]  # a pass: its chunk among those of all stages, kind, micro-batch
+Done = tuple[int, PassKind, int]  # a pass: chunk index over all stages, kind, micro-batch
 
 Runs = Callable[[int, int, int], Iterable[PassRun]]
 """A schedule: the runs of a stage, in order, given stage, number of stages and of micro-batches."""
 
 ChunkedRuns = Callable[[int, int, int, int], Iterable[PassRun]]
-"""The same of a schedule for several chunks a stage; the last number is theirs."""
+"""The same for several chunks a stage, whose number is the last argument."""
 
 
 def forward(micro_batch: int) -> tuple[int, int, int]:
@@ -92,7 +92,7 @@ def gpipe(stage: int, stages: int, micro_batches: int) -> Iterator[PassRun]:
 
 
 def one_f_one_b(stage: int, stages: int, micro_batches: int) -> Iterator[PassRun]:
-    """1F1B (PipeDream-Flush): as many forwards as stages follow, then a forward and a backward in turn."""
+    """1F1B (PipeDream-Flush): as many forwards as later stages, then alternately a forward and a backward."""
     early = min(stages - stage - 1, micro_batches)
     yield PassRun(listed(forward(0)), early)
     yield PassRun(listed(forward(early), backward(0)), micro_batches - early)
@@ -100,17 +100,17 @@ def one_f_one_b(stage: int, stages: int, micro_batches: int) -> Iterator[PassRun
 
 
 def interleaved(stage: int, stages: int, micro_batches: int, chunks: int) -> Iterator[PassRun]:
-    """Interleaved 1F1B: a stage has several chunks of layers, which groups of micro-batches go through in turn.
+    """Interleaved 1F1B: groups of micro-batches pass through a stage's chunks of layers in turn.
 
-    Megatron-LM's order, for any number of micro-batches: it wants a multiple of the stages, here a group has as many
-    micro-batches as stages, or some more, so that no stage waits between two chunks. Larger groups go first: a smaller
-    one before a larger one would leave stages waiting for each other in a circle.
+    Megatron-LM's order, generalized from multiples of the stages to any number of micro-batches. A group has at least
+    as many micro-batches as stages, so that no stage waits between two chunks. Larger groups come first, as a smaller
+    group before a larger would deadlock.
     """
     forwards, backwards, size, larger = _passes(stages, micro_batches, chunks)
     early = min(2 * (stages - stage - 1) + (chunks - 1) * (size + bool(larger)), len(forwards))
     later = forwards[early:]
-    # A forward and a backward in turn. They repeat from one group of micro-batches to the next where both are of groups
-    # of one size: first those of larger groups, then of the others.
+    # Alternately a forward and a backward. They repeat between groups of equal size: first the larger groups, then the
+    # others.
     turns = [(0, max(larger - early, 0), size + 1), (min(larger, len(later)), len(later), size)]
     yield from _listed(forwards[:early])
     at = 0
@@ -125,13 +125,13 @@ def interleaved(stage: int, stages: int, micro_batches: int, chunks: int) -> Ite
 
 
 def _in_turn(forwards: Integers, backwards: Integers, start: int, stop: int) -> Integers:
-    """Passes from one place of the lists to another."""
+    """Passes of a range of the lists."""
     pairs: Integers = np.stack([forwards[start:stop], backwards[start:stop]], axis=1)
     return pairs.reshape(-1, 3)
 
 
 def _listed(passes: Integers) -> Iterator[PassRun]:
-    """Passes as they are listed."""
+    """Passes in the listed order."""
     if len(passes):
         yield PassRun(passes)
 
@@ -160,7 +160,7 @@ class Schedule(StrEnum):
 
     label: str  # text for people
     of_one_chunk: Runs
-    of_chunks: ChunkedRuns | None  # of several chunks a stage; None: it has no such order
+    of_chunks: ChunkedRuns | None  # order for several chunks a stage; None: none
 
     def __new__(cls, name: str, label: str, runs: Runs, of_chunks: ChunkedRuns | None = None) -> Schedule:
         member = str.__new__(cls, name)
@@ -186,14 +186,14 @@ def order(schedule: Schedule, stage: int, stages: int, micro_batches: int, chunk
 def chunks_in_flight(
     schedule: Schedule, stage: int, stages: int, micro_batches: int, chunks: int = 1
 ) -> tuple[tuple[int, ...], ...]:
-    """Micro-batches of each chunk whose activations a stage holds at once, at every moment at which they may take most;
-    with one chunk that is one number."""
+    """[moments, chunks]: micro-batches in flight of each chunk, at every possible peak of a stage's activations; with
+    one chunk a single number."""
     return _peaks(schedule, stages, micro_batches, chunks)[stage]
 
 
 @lru_cache(maxsize=1024)
 def _peaks(schedule: Schedule, stages: int, micro_batches: int, chunks: int) -> list[tuple[tuple[int, ...], ...]]:
-    """Held passes at the peaks of all stages; computing all takes little longer than one."""
+    """Micro-batches in flight at the peaks of all stages; computing all takes little longer than one."""
     return held_at_peaks(*arrays(schedule, stages, micro_batches, chunks), chunks)
 
 
@@ -223,21 +223,21 @@ def expand(runs: Iterable[PassRun]) -> Iterator[Pass]:
 
 
 def input_of(at: int, work: Pass, last: int) -> Done | None:
-    """The pass from which a pass of chunk `at` takes its input; None: the first of all. `last`: the last chunk."""
+    """The pass whose output is the input of a pass of chunk `at`; None: the very first. `last`: the last chunk."""
     if work.kind is PassKind.FORWARD:
         return (at - 1, work.kind, work.micro_batch) if at else None
     return (at, PassKind.FORWARD, work.micro_batch) if at == last else (at + 1, work.kind, work.micro_batch)
 
 
 def way_ms(at: int, source: Done | None, send: Sequence[float]) -> float:
-    """How long a pass of chunk `at` waits for its input once `source` is done; `send`: from each chunk to the next."""
+    """Delay of a pass of chunk `at` after its `source`; `send`: times from each chunk to the next."""
     return send[min(at, source[0])] if source and source[0] != at else 0.0
 
 
 def arrivals(order_of: Callable[[int], Iterable[Pass]], stage: int, stages: int, chunks: int) -> list[int]:
-    """Count for each pass of a stage how many of the stage's messages its input proves to have arrived: two stages
-    exchange activations one way and gradients the other, and the sender of one has received some of the others before.
-    `order_of`: the passes of a stage."""
+    """For each pass of a stage, count the stage's messages that its input proves to have arrived: two stages exchange
+    activations and gradients, and the sender of one has already received some of the others. `order_of`: the passes of
+    a stage."""
     last = stages * chunks - 1
     received_by: dict[Done, int] = {}
     for neighbour in {(stage - 1) % stages, (stage + 1) % stages} - {stage}:
@@ -253,8 +253,8 @@ def arrivals(order_of: Callable[[int], Iterable[Pass]], stage: int, stages: int,
 
 
 def without_repeats(runs: Iterable[PassRun], chunks: int) -> Iterator[Pass]:
-    """Every pass, in order, but that a run of as many forwards as backwards of every chunk is repeated four times at
-    most: before the first and the last of them, between these, and after them a stage then holds a constant number.
+    """Every pass in order, with balanced runs (as many forwards as backwards of every chunk) repeated at most four
+    times: numbers in flight are then the same at the first and last repetition, between them, and after.
     """
     for run in runs:
         each = Counter((kind, chunk) for kind, chunk, _ in run.passes.tolist())
@@ -263,11 +263,11 @@ def without_repeats(runs: Iterable[PassRun], chunks: int) -> Iterator[Pass]:
 
 
 def held_at_peaks(passes: Integers, runs: Integers, chunks: int) -> list[tuple[tuple[int, ...], ...]]:
-    """Micro-batches of each chunk whose activations a stage holds at once, at every moment at which, for any of a
-    chunk take, they may take most: of each stage, from the lists of all."""
+    """Micro-batches in flight of each chunk at every moment that may be the peak for some sizes of activations: for
+    each stage, from the lists of all."""
     stage, count, times, _ = runs.T
     stops = np.cumsum(count)
-    steps = np.zeros((len(passes), 2 + chunks), dtype=np.int64)  # stage, whether forward, change of each chunk's number
+    steps = np.zeros((len(passes), 2 + chunks), dtype=np.int64)  # stage, is forward, change of each chunk's number
     steps[:, 0], steps[:, 1] = np.repeat(stage, count), passes[:, 0] == FORWARD
     steps[np.arange(len(passes)), 2 + passes[:, 1]] = 2 * steps[:, 1] - 1
     between = np.add.reduceat(steps, stops - count) * (times - 2)[:, None]
@@ -282,13 +282,13 @@ def held_at_peaks(passes: Integers, runs: Integers, chunks: int) -> list[tuple[t
     stage, held = walked[moments, 0], np.cumsum(walked[:, 2:], axis=0)[moments]
     end, way = stage[1:] != stage[:-1], held[1:] - held[:-1]
     peaks = np.ones(len(held), dtype=bool)
-    peaks[1:-1] = (way[1:] != way[:-1]).any(axis=1) | end[1:] | end[:-1]  # any other lies between its neighbours
+    peaks[1:-1] = (way[1:] != way[:-1]).any(axis=1) | end[1:] | end[:-1]  # any other moment lies between its neighbours
     stage, held = stage[peaks], held[peaks]
     return [_largest(stage_held) for stage_held in np.split(held, np.flatnonzero(np.diff(stage)) + 1)]
 
 
 def _largest(held: Integers) -> tuple[tuple[int, ...], ...]:
-    """The different rows that no other exceeds."""
+    """The distinct rows that no other row dominates."""
     if held.shape[1] == 1:
         return ((int(held.max()),),)
     covers = (held[:, None] >= held).all(axis=-1)

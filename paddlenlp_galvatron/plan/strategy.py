@@ -22,11 +22,11 @@ from .schedule import Schedule
 T = TypeVar("T")
 
 
-# Under ddp the gradients of a module with no more weights in matrices go in one message, as each has its latency; those
-# of larger ones weight by weight, where they are.
+# Under ddp, gradients of modules up to this many matrix weights are reduced in one message, to save latency; those of
+# larger modules weight by weight, in place.
 JOINED_NUMBERS = 8 * MIB
-# An offloaded optimizer's states pass through places on the device: numbers that a place has of each, as copies of
-# 32 MiB reach a bus's speed; places, as copies and kernels overlap; states: fp32 weight and two moments.
+# An offloaded optimizer's states pass through buffers on the device: elements per buffer, as copies of 32 MiB reach the
+# bus's speed; buffers, to overlap copies and kernels; states: fp32 weight and two moments.
 PART, PLACES, STATES = 8 * MIB, 2, 3
 
 
@@ -39,18 +39,18 @@ class DataParallel(StrEnum):
 
 
 def all_sharing(stage_size: int, ranks: int) -> int:
-    """Ranks of a stage that hold the same weights, which `ranks` ranks split; at least 1."""
+    """Ranks of a stage with the same weights, if `ranks` ranks split them; at least 1."""
     return max(stage_size // ranks, 1)
 
 
 class Experts(NamedTuple):
-    """How the experts of a layer are parallel, on a grid of their own of the stage's ranks. Between layers every rank
-    has tokens of its own, so that this grid and the other do not constrain each other."""
+    """Parallelism of a layer's experts, on a separate grid of the stage's ranks. Between layers every rank has its own
+    tokens, so the two grids are independent."""
 
-    ep: int  # ranks that share experts out among them
-    etp: int  # ranks that split each, neighbours
+    ep: int  # ranks among which experts are divided
+    etp: int  # neighbouring ranks that split each expert
     dp_type: DataParallel
-    sharding: int | None = None  # ranks over which ZeRO shards them; None: all that have the same
+    sharding: int | None = None  # ranks over which ZeRO shards them; None: all with the same experts
 
     def mesh(self, stage_size: int) -> Mesh:
         """How the ranks of a stage are arranged."""
@@ -68,18 +68,18 @@ class Experts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerStrategy(Degrees):
-    """Strategy of one transformer layer. Those of its experts count where the model has some."""
+    """Strategy of one transformer layer. Fields of experts apply if the layer has experts."""
 
     consecutive: bool = True  # ranks of one tp group are neighbours; else strided by the dp degree
     dp_type: DataParallel = DataParallel.DDP  # ddp, zero2 or zero3
-    recompute: Recompute = Recompute.NONE  # True and False are taken, too: all of the layer, and nothing
-    ep: int = 1  # ranks that share the experts out among them
+    recompute: Recompute = Recompute.NONE  # also True and False: full and none
+    ep: int = 1  # ranks among which experts are divided
     etp: int = 1  # ranks that split each expert
     experts_dp_type: DataParallel | None = None  # None: as dp_type
-    sharding: int | None = None  # ranks over which ZeRO shards, near ones; None: all that have the same weights
-    experts_sharding: int | None = None  # the same of its experts
-    # Percent of the activations that it keeps for backward (of a recomputed layer: its input) which are in the host's
-    # memory between forward and backward.
+    sharding: int | None = None  # near ranks over which ZeRO shards; None: all with the same weights
+    experts_sharding: int | None = None  # the same for its experts
+    # Percent of the activations kept for backward (of a recomputed layer: its input) that are in host memory between
+    # forward and backward.
     offload: int = 0
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class VocabStrategy(Degrees):
 
     dp_type: DataParallel = DataParallel.DDP
     sharding: int | None = None  # a layer's sharding
-    pieces: int = field(default=1, kw_only=True)  # of a rank's tokens, one after the other, in LM head and loss
+    pieces: int = field(default=1, kw_only=True)  # successive pieces of a rank's tokens in LM head and loss
 
     def piece_sizes(self, tokens: int) -> list[int]:
         """Tokens of each piece of `tokens`."""
@@ -135,15 +135,15 @@ class Assumptions:
     mixed_precision: Precision = Precision.FP32
     async_grad_reduce: bool = True  # gradients are reduced once, after the last micro-batch
     seq_length: int | None = None  # tokens
-    # None: as training has it by default, on for 16-bit runs on GPUs.
+    # None: training's default, on for 16-bit runs on GPUs.
     fp32_gradients: bool | None = None  # 16-bit training sums and reduces gradients in fp32
     flash_attention: bool | None = None
-    # None: as training has it by default, on for all runs on GPUs.
+    # None: training's default, on for all runs on GPUs.
     fused_rope: bool | None = None
     fused_rms_norm: bool | None = None
     fused_cross_entropy: bool | None = None  # loss over a split vocabulary
     # None: off.
-    offload_optimizer: bool | None = None  # its states are in the host's memory, and updated part by part
+    offload_optimizer: bool | None = None  # its states are in host memory and updated in parts
     products: Products | None = None  # type of layers' products; planned only
 
     @property
@@ -160,7 +160,7 @@ class Assumptions:
         return reduce(Fused.__or__, used, Fused.NONE)
 
     def unlike(self, other: Assumptions) -> Iterator[tuple[str, Any, Any]]:
-        """Name, and both values, of each difference."""
+        """Name and both values of each difference."""
         for each in fields(self):
             if (ours := getattr(self, each.name)) != (theirs := getattr(other, each.name)):
                 yield each.name, ours, theirs
@@ -182,7 +182,7 @@ class Plan:
     layers: tuple[LayerStrategy, ...]  # one for each, in the model's order
     vocab: VocabStrategy = VocabStrategy()  # strategy of embedding and LM head
     schedule: Schedule = Schedule.ONE_F_ONE_B  # 1F1B or GPipe
-    chunks: int = 1  # of layers that a stage has: first the first one of every stage, then the second of every stage, …
+    chunks: int = 1  # chunks of layers of a stage: the first of every stage, then the second of every stage, …
     default_dp_type: DataParallel = DataParallel.DDP  # the file's choice for layers without zero3
     assumed: Assumptions = Assumptions()  # assumptions of its prices
     stated: frozenset[str] = field(default=frozenset(), compare=False)  # assumptions that the plan's file names itself
@@ -252,7 +252,7 @@ class Plan:
 
 
 def sharded_over_all(plan: Plan) -> Plan:
-    """The plan with None for each sharding size that is all ranks with the same weights."""
+    """The plan with None for each sharding size that equals all ranks with the same weights."""
     size, layers, vocab = plan.stage_size, list(plan.layers), plan.vocab
     for index, layer in enumerate(layers):
         if layer.sharding == all_sharing(size, layer.tp):
@@ -264,21 +264,20 @@ def sharded_over_all(plan: Plan) -> Plan:
     return replace(plan, layers=tuple(layers), vocab=vocab)
 
 
-# Rows of the rank that gets most over the mean by default: as of routers trained with a balance loss, and
-# for the bound of memory.
+# Default rows of the busiest rank / mean: for routers trained with a balance loss, and for the bound of memory.
 IMBALANCE, IMBALANCE_BOUND = 1.2, 2.0
-# In a pipeline on GPUs each expert's rows are padded to multiples of this (`runtime/grouped.py` says why): a tile of
-# cuBLAS's products, which take as long for a part of it.
+# In a pipeline on GPUs each expert's rows are padded to multiples of this (reason: `runtime/grouped.py`): a tile of
+# cuBLAS's products, which takes as long when partly filled.
 EXPERT_ROWS = 128
 
 
 def padded_rows(rows: float, experts: int) -> float:
-    """Rows of a rank that has `experts` experts, with padding: half a tile for each in the mean."""
+    """Rows of a rank with `experts` experts, with padding: on average half a tile for each."""
     return rows + experts * EXPERT_ROWS / 2
 
 
 class Load(NamedTuple):
-    """The load of experts that prices assume: rows of the rank that gets most over the mean, by names of options."""
+    """The load of experts that prices assume: rows of the busiest rank / mean, by names of options."""
 
     moe_imbalance: float  # used in times and the memory estimate
     moe_imbalance_bound: float  # used in the memory bound
@@ -298,8 +297,8 @@ class Predicted:
     """The file's `galvatron.predicted`."""
 
     step_s: float | None
-    memory_mib: tuple[float, ...]  # most that tensors of a rank of each stage hold; empty: not predicted
-    reserve_mib: float  # memory of a device besides tensors
+    memory_mib: tuple[float, ...]  # peak of tensors of a rank of each stage; empty: not predicted
+    reserve_mib: float  # memory of a device outside tensors
     load: Load | None  # load of experts; None: the file has none
 
     @staticmethod
@@ -316,12 +315,12 @@ class Predicted:
 
 
 def gap_of(lower_bound_s: float, time_s: float) -> float:
-    """The share of a plan's step time by which another plan may be faster."""
+    """The share of the step time by which another plan may be faster."""
     return max(0.0, 1 - lower_bound_s / time_s) if time_s else 0.0
 
 
 def _tensors_mib(stage: Mapping[str, Any]) -> float:
-    """The estimate; of a file without one the bound."""
+    """The estimate, or the bound if the file has none."""
     memory = stage.get("memory", {})
     bound: float = stage["memory_mib"] - memory.get("context_mib", 0.0)
     estimate: float | None = memory.get("estimate_mib")
@@ -334,7 +333,7 @@ def states_words(dp_type: DataParallel, sharding: int | None) -> str:
 
 
 def runs(values: Sequence[T]) -> Iterator[tuple[range, T]]:
-    """Equal neighbours as one: their indices and the value."""
+    """Runs of equal neighbours: their indices and the value."""
     start = 0
     for value, group in groupby(values):
         stop = start + len(list(group))

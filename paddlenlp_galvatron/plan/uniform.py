@@ -8,13 +8,13 @@ from .strategy import Plan
 
 
 def even_stages(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers per stage, as even as can be; the first stages take the remainder (the last one has the LM head)."""
+    """Layers per stage, as even as possible; the first stages take the remainder (the last has the LM head)."""
     return tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
 
 
 def one_sample_each(plan: Plan) -> Plan:
-    """A plan of like layers with the most micro-batches that it can have: one sample of each on a data-parallel rank,
-    where the batch allows. They take the least memory, and pipelines wait least."""
+    """A plan of equal layers with as many micro-batches as possible: one sample per data-parallel rank if the batch
+    allows. This needs the least memory and has the smallest pipeline bubble."""
     dp = plan.dp(plan.layers[0])
     for count in reversed(divisors(plan.global_batch)):
         made = replace(plan, micro_batches=count)

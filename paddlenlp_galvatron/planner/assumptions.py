@@ -1,4 +1,4 @@
-"""The numbers and choices that an answer rests on, each with its origin and the option that changes it."""
+"""The numbers and choices on which an answer depends, each with its origin and the option that changes it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ..plan.assumption import Assumption
 from ..profiles.data_sheet import CALIBRATED, DataSheet, Figure, data_sheets, load_data_sheet
 from .options import SearchOptions
 
-MANY = 64  # GPUs, from which the network of a node is seldom that of a data sheet
+MANY = 64  # GPUs; clusters from this size seldom have the data sheet's network
 
 
 def assumptions_of(options: SearchOptions, cost: CostModel) -> dict[str, Assumption]:
-    """By name, in the order in which they are shown."""
+    """The assumptions by name, in display order."""
 
     def chosen(words: str, value: float | str, option: str) -> Assumption:
         is_default = getattr(options, option) == type(options).model_fields[option].default
@@ -58,7 +58,7 @@ def note_doubts(options: SearchOptions, cost: CostModel, note: Note) -> None:
     network = assumptions_of(options, cost).get("network")
     if network and network.origin == "data sheet" and options.world_size > MANY:
         note(f"{network}: the data sheet's, for so many GPUs; give your cluster's, as 25 or 8x200Gb/s")
-    device = (options.device or "").casefold()  # a driver's full name says which card it is
+    device = (options.device or "").casefold()  # a driver's full name identifies the variant
     chips = tuple(f"{device.partition('-')[0]}-{link}" for link in ("pcie", "nvl"))
     cards = [] if device.endswith(".json") else [name for name in data_sheets() if name.startswith(chips)]
     if cards and load_data_sheet(device).name not in cards and options.num_gpus_per_node > 1:

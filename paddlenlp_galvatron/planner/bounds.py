@@ -1,6 +1,6 @@
 """Lower bounds of a family's step time, in order of rising cost and tightness, and its exact solution.
 
-The first, of the fastest strategies alone (`core_arrays.compute_bound_ms`), every family has from the beginning.
+Every family starts with the first bound, by its fastest strategies (`core_arrays.compute_bound_ms`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from .even import EvenCore
 
 AnyCore: TypeAlias = "Core | EvenCore"
-# Strategies of layers in one family: compared with each other, and in the core.
+# Limits of a family's strategies of layers: to compare with each other, and in the core.
 MOST_COMPARED, MOST_STRATEGIES = 5_000, 2_000
 Price = Callable[[PlanFamily, Strategies, CostModel], CostArrays]
 
 
 class Phase(IntEnum):
-    """When a family's turn is."""
+    """The phase in which a family is searched."""
 
-    CHUNKS = 0  # a fast plan of several chunks prunes most families of one
+    CHUNKS = 0  # a fast plan with several chunks prunes most families with one
     ONE_CHUNK = 1
     HARD = 2  # a search with a small effort left it open
 
@@ -47,17 +47,17 @@ class OpenFamily:
     family: PlanFamily = field(compare=False)
     strategies: Strategies = field(compare=False)
     phase: Phase = field(compare=False, default=Phase.ONE_CHUNK)
-    bounded: int = field(compare=False, default=0)  # how many of BOUNDS it has
+    bounded: int = field(compare=False, default=0)  # number of BOUNDS that it has
     core: AnyCore | None = field(compare=False, default=None)
 
     @property
     def part(self) -> tuple[float, PlanFamily, Strategies]:
-        """Its part of the space, as it is bounded now."""
+        """Its part of the space with its current bound."""
         return self.bound, self.family, self.strategies
 
 
 class Cores:
-    """Makes the core's objects of families; those that differ in schedule or chunks alone are priced once."""
+    """Makes the core's objects of families; families that differ only in schedule or chunks are priced once."""
 
     def __init__(self, branches: Branches, cost: CostModel, budget_mib: float, cancel: Cancel):
         self.cancel = cancel
@@ -67,7 +67,7 @@ class Cores:
         self.too_wide: set[PlanFamily] = set()  # families with too many strategies, left at their first bound
 
     def unbeaten(self, family: PlanFamily, strategies: Strategies) -> Strategies:
-        """Strategies that no other one beats. Raises TooWide for too many."""
+        """Strategies that no other strategy dominates. Raises TooWide for too many."""
         if self.even:
             return strategies
         _require(family, strategies, MOST_COMPARED)
@@ -96,7 +96,7 @@ def _require(family: PlanFamily, strategies: Strategies, most: int) -> None:
 
 def layers_ms(entry: OpenFamily, cores: Cores, limit_ms: float) -> float:
     """Bound of the layers' strategies alone, within the memory budget."""
-    if not entry.strategies.alike:  # of a single strategy this bound rejects most families, with less work
+    if not entry.strategies.alike:  # with a single strategy this cheaper bound rejects most families
         entry.strategies = cores.unbeaten(entry.family, entry.strategies)
     return cores.core(entry, layer_arrays).bound(cores.cancel)
 
@@ -110,7 +110,7 @@ def paths_ms(entry: OpenFamily, cores: Cores, limit_ms: float) -> float:
 
 
 def stages_ms(entry: OpenFamily, cores: Cores, limit_ms: float) -> float:
-    """Bound of the exact optima of stages, as far as they are needed to pass the limit."""
+    """Bound of the exact optima of stages, computed only until it passes the limit."""
     assert entry.core
     return entry.core.tight_bound(limit_ms, cores.cancel)
 

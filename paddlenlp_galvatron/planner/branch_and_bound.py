@@ -17,14 +17,14 @@ from .options import SearchOptions
 from .result import ROUNDING, Candidate, FamilyOutcome
 from .space import PlanFamily
 
-TRIAL_SHARE = 1 / 64  # of the effort, which every family is given before any has all of it
-START_SHARE = 1 / 16  # of the effort, for each plan of one strategy
-MOST_TRIALS, MOST_STARTS = 16, 4  # of families of several chunks where nobody asks for them; of plans for each
+TRIAL_SHARE = 1 / 64  # share of the effort for a first trial of every family
+START_SHARE = 1 / 16  # share of the effort, for each plan of one strategy
+MOST_TRIALS, MOST_STARTS = 16, 4  # of families with several chunks that no option requests; of plans for each
 
 
 @dataclass(frozen=True, slots=True)
 class SearchState:
-    """How far a search is."""
+    """Progress of a search."""
 
     families: int
     done: int
@@ -33,13 +33,13 @@ class SearchState:
 
 
 Watch = Callable[[SearchState], None]
-# A plan of a family that takes less than so many ms per sample, to begin with; None: none is known.
+# A first plan of a family that takes less than this many ms per sample; None: none is known.
 Start = Callable[[OpenFamily, float], Candidate | None]
 
 
 @dataclass
 class Incumbents:
-    """The fastest plan of each family that has one, and what is proven of the families without. Times per sample."""
+    """The fastest plan of each family, and bounds of families without a plan. Times per sample."""
 
     top_k: int  # families whose plans are wanted
     most_ms: float = inf  # only faster plans are wanted
@@ -47,7 +47,7 @@ class Incumbents:
     found: dict[PlanFamily, Candidate] = field(default_factory=dict)
     outcomes: dict[PlanFamily, FamilyOutcome] = field(default_factory=dict)
     bounds_s: dict[PlanFamily, float] = field(default_factory=dict)  # step bounds of families that cannot win
-    unproven_ms: float = inf  # least lower bound of families that were given up, or rejected within the gap
+    unproven_ms: float = inf  # lowest bound of families that were given up, or rejected within the gap
     left_out_ms: float = inf  # the same, of families that were left out
 
     @property
@@ -69,26 +69,26 @@ class Incumbents:
         return min(limit, mine.ms_per_sample) if mine else limit
 
     def wanted_ms(self, family: PlanFamily) -> float:
-        """The time below which a plan of the family is searched: within the gap of the limit none is."""
+        """The time below which a plan of the family is searched: the limit less the gap."""
         return self.limit_ms(family) * (1 - self.gap)
 
     def note(self, family: PlanFamily, outcome: FamilyOutcome) -> None:
-        """Keep the most that is known of how a family ended."""
+        """Keep the furthest outcome of a family."""
         self.outcomes[family] = max(self.outcomes.get(family, outcome), outcome)
 
     def prove(self, family: PlanFamily, bound_ms: float) -> None:
-        """Keep a lower bound of a family that is left: below the limit it limits the proof."""
+        """Keep the lower bound of an abandoned family: below the limit it weakens the proof."""
         if bound_ms < self.limit_ms(family) * (1 - ROUNDING):
             self.unproven_ms = min(self.unproven_ms, bound_ms)
 
     def reject(self, family: PlanFamily, step_ms: float) -> None:
-        """Leave out a family whose steps take at least `step_ms`: others are slower by no more than the gap."""
+        """Reject a family whose steps take at least `step_ms`: the gap covers what it could save."""
         self.note(family, FamilyOutcome.OUT_OF_BOUND)
         self.prove(family, step_ms / family.global_batch)
         self.bounds_s[family] = min(self.bounds_s.get(family, inf), step_ms / MS_PER_S)
 
     def give_up(self, family: PlanFamily, bound_ms: float) -> None:
-        """Leave a family unsolved: its bound limits the proof."""
+        """Leave a family unsolved: its bound weakens the proof."""
         if bound_ms >= self.wanted_ms(family):
             self.reject(family, bound_ms * family.global_batch)
         else:
@@ -96,13 +96,13 @@ class Incumbents:
             self.note(family, FamilyOutcome.GIVEN_UP)
 
     def leave_out(self, family: PlanFamily, bound_ms: float) -> None:
-        """Leave a family of several chunks that nobody asks for: the proof is without it."""
+        """Leave a family with several chunks that no option requests: the proof excludes it."""
         self.note(family, FamilyOutcome.LEFT_OUT)
         self.left_out_ms = min(self.left_out_ms, bound_ms)
 
 
 class BranchAndBound:
-    """Takes the open family of the least lower bound, and bounds it better or solves it, until none is open."""
+    """Takes the open family with the lowest bound and tightens its bound or solves it, until none is open."""
 
     def __init__(
         self,
@@ -114,7 +114,8 @@ class BranchAndBound:
         start: Start | None = None,
         trials: int | None = None,
     ):
-        """`trials`: of families of several chunks, which are left out then; None: all are searched to the end."""
+        """`trials`: number of short trials of families with several chunks, which the proof then excludes; None: all
+        are searched to the end."""
         self.best, self._start, self._trials = best, start, trials
         self.too_big: list[OpenFamily] = []  # families that do not fit
         self.cores, self._cost, self._effort, self._bare = cores, cost, options.effort, bare
@@ -147,7 +148,7 @@ class BranchAndBound:
             self.best.give_up(entry.family, entry.bound)
 
     def _interleave(self) -> None:
-        """Give open families of several chunks a first plan: the known plan of one chunk, divided into more."""
+        """Give open families with several chunks a first plan: the known plan with one chunk, divided further."""
         for entry in chain(*self._open.values()):
             family, plain = entry.family, self.best.found.get(replace(entry.family, chunks=1))
             if plain and family.chunks > 1 and family not in self.best.found and not self.cores.even:
@@ -158,7 +159,7 @@ class BranchAndBound:
                     self.best.offer(candidate, family)
 
     def _advance(self, entry: OpenFamily, log: Callable[[str], None] | None) -> bool:
-        """Bound a family better, or solve it. Returns whether it is still open."""
+        """Tighten a family's bound or solve it. Returns whether it is still open."""
         family, batch = entry.family, entry.family.global_batch
         limit_ms = (self.best.wanted_ms if entry.phase is Phase.HARD else self.best.limit_ms)(family)
         if entry.bound >= limit_ms:
@@ -181,7 +182,7 @@ class BranchAndBound:
                     return False
                 entry.phase, bound_ms = Phase.HARD, proven_ms
         except (galvatron_dp_core.TooHard, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not self.cores.cancel.cancelled:  # not a stopped core's
+            if isinstance(error, RuntimeError) and not self.cores.cancel.cancelled:  # unless the core was stopped
                 raise
             if isinstance(error, TooWide):
                 self.cores.too_wide.add(family)
@@ -200,7 +201,7 @@ class BranchAndBound:
         assert entry.core
         if family.chunks > 1 and self._trials:
             self._trials -= 1
-        # A family that a trial settles is proven without a gap: that costs little.
+        # A family that a trial settles is proven without a gap, at little cost.
         effort, gap = (self._effort, best.gap) if last else (self._trial_effort, 0.0)
         time_ms, proven_ms, vocab, division, choice = entry.core.solve(limit_ms, effort, self.cores.cancel, gap)
         outcome = FamilyOutcome.SOLVED

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Limits of the search space: about one minute of pricing and 100 MB.
 MOST_FAMILIES, MOST_PRICES = 50_000, 1_000_000
-# Dense layers that are priced with the embedding, and their mixed strategies; with more of these, all have one.
+# Dense layers that are priced with the embedding, and limit of their mixed strategies; beyond it all share one.
 MOST_IN_FRONT, MOST_PREFIXES = 4, 64
 MOST_ENDS = 2000  # limit of combinations of vocabulary, dense prefix and MTP that the core gets
 
@@ -61,8 +61,8 @@ class Branches:
         ]  # one entry a layer type
 
     def strategies(self) -> dict[PlanFamily, list[Strategies]]:
-        """The strategies of every family; none where the layers cannot be divided among its stages. Raises UserError
-        where they are too many."""
+        """The strategies of every family; none if its stages cannot divide the layers. Raises UserError if there are
+        too many."""
         chosen: dict[PlanFamily, list[Strategies]] = {}
         # By ranks of a stage, samples of a micro-batch, and whether a step has several.
         alike: dict[tuple[int, int, bool], list[Strategies]] = {}
@@ -86,7 +86,7 @@ class Branches:
         return chosen
 
     def _strategies(self, family: PlanFamily) -> list[Strategies]:
-        """Strategies of each run of layers, and of a vocabulary that suits the first and the last one."""
+        """Strategies of each run of layers, and of a vocabulary that suits the first and the last run."""
         of_types = [space.layers(family) for space in self._spaces]
         if self.even:
             return self.even.spaces(of_types, self._spaces[0].vocabularies(family), family)
@@ -109,9 +109,8 @@ class Branches:
     def _divided(
         self, of_types: Sequence[Sequence[LayerStrategy]], vocabularies: Sequence[VocabStrategy], family: PlanFamily
     ) -> list[Strategies]:
-        """Strategies of the layers as the core sees them. A few dense layers in front of layers with experts are priced
-        with the embedding where the first stage has some of the others, too: the core proves the optimum of layers of
-        one type best, and takes chunks of these alone."""
+        """Strategies of the layers for the core. A few dense layers before MoE layers are priced with the embedding if
+        the first stage also has MoE layers: the core is fastest with layers of one type, and interleaves only these."""
         runs = [self._of_unit(run, of_types) for run in self.runs]
         units = [[self._cost.models[kind] for kind in run.types] for run in self.runs]
         units = units if any(unit[1:] for unit in units) else []
@@ -128,7 +127,7 @@ class Branches:
 
     def _ending_in_mtp(self, space: Strategies, family: PlanFamily) -> Iterator[Strategies]:
         """Strategies that count the MTP layer as part of the LM head. It has the head's token layout, since the two
-        exchange tokens four times. Dense layers in front have this layout, too, so that few combinations remain."""
+        exchange tokens four times. Dense layers at the start also have this layout, so that few combinations remain."""
         *layers, of_mtp = space.layers
 
         def layouts(chain: Sequence[Strategy]) -> list[TokenLayout]:

@@ -1,4 +1,4 @@
-"""From the cost model to the arrays that the C++ core searches, for one family of plans."""
+"""Converts prices of the cost model to the arrays that the C++ core searches, for one family of plans."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TooWide(galvatron_dp_core.TooHard):
 
 MOST_LAYOUTS = 64  # the core's sets of them are bits of a word
 PASS_KINDS = len(PassKind)
-NUMBERS, SUMMED = PASS_KINDS + 7, PASS_KINDS + 3  # of a cost, and of these those that a stage sums up over its parts
+NUMBERS, SUMMED = PASS_KINDS + 7, PASS_KINDS + 3  # numbers of a cost, and those that a stage sums over its parts
 
 
 CostArrays = dict[str, Any]  # arguments of the core
@@ -35,8 +35,7 @@ Choice = TypeVar("Choice", LayerStrategy, VocabStrategy)
 
 
 def without_beaten(family: PlanFamily, strategies: Strategies, cost: CostModel) -> Strategies:
-    """Strategies without those that another one of the same token layout beats, or equals, in all that the core
-    counts."""
+    """Strategies without those that another strategy of the same token layout dominates in all numbers of the core."""
     of_runs = zip(strategies.layers, _layer_rows(strategies.layers, family, strategies, cost), strict=True)
     layers = [_unbeaten(choices, rows, family, cost) for choices, rows in of_runs]
     rows = [(*first, *last) for first, last in _vocab_rows(family, strategies, cost)]
@@ -56,15 +55,15 @@ def _unbeaten(
 
 
 def layer_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
-    """The costs of layers, and nothing for all else; schedule and chunks change none. Raises UserError where a profile
-    lacks an entry for a strategy."""
+    """The costs of layers, zero for the rest; independent of schedule and chunks. Raises UserError if a profile lacks
+    an entry for a strategy."""
     rows = _layer_rows(strategies.layers, family, strategies, cost)
     prefix = least_prefix(family, strategies, cost)
     return _layers_alone(rows, _runs(strategies, cost), prefix) | {"most_first": strategies.most_first}
 
 
 def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
-    """Every cost in the family, as `layer_arrays` gives some."""
+    """All costs in the family, in the form of `layer_arrays`."""
     middle = [cost.middle_cost(family.setting, later) for later in (False, True)]
     rows = _layer_rows(strategies.layers, family, strategies, cost)
     prefixes = prefix_rows(family, strategies, cost)
@@ -85,7 +84,7 @@ def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
 
 
 def prefix_rows(family: PlanFamily, strategies: Strategies, cost: CostModel) -> list[tuple[float, ...]]:
-    """Costs of the layers in front together, under each of their strategies, with the changes between them."""
+    """Total costs of the dense prefix under each of its strategies, including resharding."""
     rows = []
     for prefix in strategies.prefixes:
         layers = [_layer_row(layer, kind, family, cost) for layer, kind in zip(prefix, cost.layer_types, strict=False)]
@@ -103,12 +102,12 @@ def _layer_row(layer: LayerStrategy, kind: int, family: PlanFamily, cost: CostMo
 
 
 def _passing(passes_ms: Sequence[float]) -> tuple[float, ...]:
-    """Numbers of a part that takes time in passes alone."""
+    """Numbers of a part that only takes time in passes."""
     return *passes_ms, *[0.0] * (NUMBERS - PASS_KINDS)
 
 
 def _together(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-    """Numbers of several parts of a stage: each term of the workspace is needed once, for the part that needs most."""
+    """Numbers of several parts of a stage: each term of the workspace counts once, for the part that needs most."""
     numbers = np.array(rows)
     return *numbers[:, :SUMMED].sum(axis=0), *numbers[:, SUMMED:].max(axis=0)
 
@@ -140,7 +139,7 @@ def _switch_costs(
     """A function for the costs of redistribution for a layer type; [before, after, kinds]. Strategies of one layout are
     priced once."""
     setting, sharded = family.setting, cost.assumed.sequence_parallel
-    layouts: dict[TokenLayout, int] = {}  # numbered as they come
+    layouts: dict[TokenLayout, int] = {}  # numbered in order of appearance
     cached: dict[tuple[int, int, int], tuple[float, float]] = {}  # keyed by layer type and layout numbers
 
     def numbered(strategies: Sequence[Strategy | None]) -> list[int]:
@@ -159,7 +158,7 @@ def _switch_costs(
 
 
 def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
-    """Layouts, and what it costs to hand tokens on between them and at the edges of stages.
+    """Layouts, and the costs of resharding between them and at the edges of stages.
 
     Strategies of one run of layers and one token layout need no resharding between them: the core sees one layout.
     Costs end in two numbers, forward and backward. `enter`, `leave` and `send` come twice: between layers of a run,
@@ -183,7 +182,7 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
     vocab_enter, vocab_leave = np.zeros((2, len(outer), count, PASS_KINDS))
     send = np.zeros((2, len(layers)))
     for number, run in enumerate(runs):
-        kind = run.types[0]  # all of a unit have tokens of one size
+        kind = run.types[0]  # all layers of a unit have the same token size
         indices = np.flatnonzero(types == number)
         run_layers = [samples[layout] for layout in indices]
         within = _shortest(costs(run_layers, run_layers, kind))
@@ -217,8 +216,8 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
     }
 
 
-# The core takes prices of change that obey the triangle inequality. Measured ones may not; then the core is given the
-# shortest ways, and the gap between its time and the predicted one stays in the certificate.
+# The core requires resharding costs that obey the triangle inequality. Measured costs may not; the core then gets
+# shortest paths, and the gap to the predicted time stays in the certificate.
 
 
 def _shortest(change: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -238,14 +237,14 @@ def compute_bound_ms(family: PlanFamily, strategies: Strategies, cost: CostModel
 
     Memory, vocabulary, gradient sums and switches are free. Stages of several chunks share all work evenly, and each
     waits until a micro-batch has passed a layer of every stage before it, forward and at the end backward; nor is a
-    step shorter than one micro-batch's way through all layers. Recompute only adds to a layer's passes, so it is left
-    out, and so is ZeRO-3, unless gradients are reduced within the passes: then it reduces them cheaper. Where all
-    layers have ZeRO-3, each part in which it shards is priced.
+    step shorter than one micro-batch's path through all layers. Recompute only adds to a layer's passes, so it is
+    skipped. So is ZeRO-3, unless gradients are reduced within the passes, where it is cheaper. If all layers have
+    ZeRO-3, each sharding size is priced.
     """
     plain_layers = []
     for choices in strategies.layers:
         plain = [layer for layer in choices if not (layer.recompute or layer.offload)] or list(choices)
-        if cost.assumed.async_grad_reduce:  # of each degree the first, which has the default dp type
+        if cost.assumed.async_grad_reduce:  # the first strategy of each degree, which has the default dp type
             plain = list(
                 {
                     (layer.axes, layer.consecutive, *_parts(layer, plain[0].dp_type), *layer.experts[:2]): layer
@@ -259,7 +258,7 @@ def compute_bound_ms(family: PlanFamily, strategies: Strategies, cost: CostModel
     ]
     prefix = least_prefix(family, strategies, cost)
     prefix[PASS_KINDS:] = 0.0
-    shared = family.stages if family.chunks > 1 else 1  # stages that count as a single one
+    shared = family.stages if family.chunks > 1 else 1  # stages treated as one
     whole = replace(family, stages=family.stages // shared, chunks=1)
     alone_ms = core_of(whole, _layers_alone(rows, _runs(strategies, cost), prefix), budget_mib=0.0).bound()
     if shared == 1:

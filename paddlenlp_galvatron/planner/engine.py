@@ -40,16 +40,16 @@ def search(
     cancel: galvatron_dp_core.Cancel | None = None,
     compared: bool = True,
 ) -> SearchResult:
-    """Find the plan of least predicted time per sample (`cost.predict`), with its lower bound; of those that take at
-    most `options.simplest_within` per cent longer, the simplest. `compared`: False: the fastest plan alone is wanted,
-    without comparing it with plans of one strategy for all layers.
+    """Find the plan with the lowest predicted time per sample (`cost.predict`), with its lower bound; of plans that
+    take at most `options.simplest_within` per cent longer, the simplest. `compared`: False: only the fastest plan,
+    without comparison with plans of one strategy for all layers.
 
     `model` is the shape of all layers, or one shape for each layer type in the order of the layers; `cost` is of it.
-    The plan's metadata say what is predicted and what it was searched from. `log` takes one line a family, `watch` how
-    far the search is, often. `known`: plans to begin with; those outside the space are left out. `seconds`: of
-    processor time, after which families that are open are given up, and their bounds count; `cancel` does the same,
-    from a signal's handler or another thread. Raises UserError where the options contradict the cost model, or a
-    profile lacks an entry for a strategy.
+    The plan's metadata say what is predicted and what it was searched from. `log` receives one line per family, `watch`
+    the progress, often. `known`: plans to begin with; those outside the space are ignored. `seconds`: processor time
+    after which open families are given up and only their bounds count; `cancel` does the same, from a signal handler or
+    another thread. Raises UserError if the options contradict the cost model or a profile lacks an entry for a
+    strategy.
     """
     models = (model,) if isinstance(model, ModelShape) else tuple(model)
     _require_agreement(models, cost, options)
@@ -90,7 +90,7 @@ class _Search:
                 if compared and not self.branches.even and not self.cancel.cancelled:
                     chosen, uniform, open_ms = self._simpler(best, everything, begun)
                     uniform_bound_s = min(uniform.time_s if uniform else inf, open_ms * step_s)
-                    best.offer(chosen, PlanFamily.of(chosen.plan))  # few strategies are searched better than many
+                    best.offer(chosen, PlanFamily.of(chosen.plan))  # searches with few strategies are more thorough
                 fastest, *_ = ranked = best.ranked
                 lower_bound_s = min(fastest.time_s, best.unproven_ms * step_s)
                 left_out_s = best.left_out_ms * fastest.plan.global_batch / MS_PER_S
@@ -137,7 +137,7 @@ class _Search:
         number = 0
         for family, spaces in space.items():
             best.note(family, FamilyOutcome.OUT_OF_MEMORY if spaces else FamilyOutcome.NOT_DIVISIBLE)
-            if self.cancel.cancelled:  # nothing is known of the others
+            if self.cancel.cancelled:  # the other families have no bounds yet
                 best.unproven_ms = 0.0
                 return
             for strategies in spaces:
@@ -160,8 +160,8 @@ class _Search:
                     best.offer(candidate, family)
 
     def _begin_alike(self, opened: Sequence[OpenFamily], best: Incumbents) -> tuple[Candidate | None, float] | None:
-        """Offer the best plan of one chunk a stage with one strategy for all layers, of one batch. Returns it with the
-        least bound of the families left open."""
+        """Offer the best plan of a batch with one chunk a stage and one strategy for all layers. Returns it with the
+        lowest bound of open families."""
         if self.branches.even or len(self.options.batches) > 1:
             return None
         flat = [entry.part for entry in opened if entry.family.chunks == 1]
@@ -176,10 +176,10 @@ class _Search:
         everything: Iterable[tuple[OpenFamily, Strategies]],
         begun: tuple[Candidate | None, float] | None,
     ) -> tuple[Candidate, Candidate | None, float]:
-        """The simplest plan within the tolerance, and the best one of one strategy with the least bound of the families
-        left open, in ms per sample; all of the fastest plan's batch. `everything`: families with all of their
-        strategies: one that is beaten for a run of layers may be the best that all runs share. `begun`: of one chunk a
-        stage."""
+        """The simplest plan within the tolerance, and the best plan of one strategy with the lowest bound of open
+        families, in ms per sample; all at the fastest plan's batch. `everything`: families with all their strategies,
+        as a strategy dominated for one run of layers may be the best that all runs share. `begun`: the result for one
+        chunk a stage."""
         fastest = best.ranked[0]
         if fastest.strategies == 1:
             return fastest, fastest, best.unproven_ms
@@ -194,7 +194,7 @@ class _Search:
         few = self._few(None if self._exhaustive else MOST_STARTS)
         uniform, bound = few.best_uniform(rest, begun_with.ms_per_sample if begun_with else inf)
         uniform, bound = uniform or begun_with, min(bound, open_ms)
-        if uniform:  # faster than all that were found, where a search was left with a gap
+        if uniform:  # may be faster than all others if a search ended with a gap
             best.offer(uniform, PlanFamily.of(uniform.plan))
             fastest = best.ranked[0]
         if not self.options.simplest_within:
@@ -203,14 +203,14 @@ class _Search:
         return few.simplest(fastest, parts, uniform, most_ms), uniform, bound
 
     def _best_of(self, parts: Iterable[Part], most_ms: float, trials: int | None) -> tuple[Candidate | None, float]:
-        """Solve parts with a small effort, as `simplest.Solve` wants it."""
+        """Solve parts with a small effort, as a `simplest.Solve`."""
         best = Incumbents(top_k=1, most_ms=most_ms, gap=self.options.gap)
         opened = [OpenFamily(each[0], number, *each[1:], Phase.first(each[1])) for number, each in enumerate(parts)]
         self._solver(best, None, trials).run(opened, last=Phase.ONE_CHUNK)
         return next(iter(best.ranked), None), best.unproven_ms
 
     def _need(self, solver: BranchAndBound) -> Need | None:
-        """The least memory in which a family has a plan; where several chunks a stage fit, one does."""
+        """The least memory with which a family has a plan; one chunk a stage needs least."""
         least: tuple[float, Plan] | None = None
         for entry in solver.too_big:
             if entry.family.chunks > 1:
@@ -250,8 +250,8 @@ def _cancelled_at(end: float, cancelled: galvatron_dp_core.Cancel) -> Iterator[N
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Prices are kept by the ten thousand, and none is part of a cycle: to look for cycles among them again and again
-    takes a third of the time."""
+    """Pause Python's garbage collector: tens of thousands of prices are kept, none in a cycle, and scanning them takes
+    a third of the time."""
     looked_for = gc.isenabled()
     gc.disable()
     try:

@@ -1,9 +1,9 @@
-"""Plans that another program's trainer can run: one strategy for all layers and the vocabulary, and the divisions into
-stages that it has.
+"""Plans that another program's trainer can run: one strategy for all layers and the vocabulary, and its divisions into
+stages.
 
-How many layers of a stage recompute, and what, is then left to choose. All layers of a run cost the same, so that their
-numbers by each choice are enough, and stages do not depend on each other: the least time of each that fits is that of
-the program. With several chunks a stage the least sum of its chunks' times is, which bounds the step.
+Only the recomputed layers of each stage are left to choose. All layers of a run cost the same, so the number of layers
+per choice is enough. Stages are independent: each takes the fastest choice that fits. With several chunks a stage this
+minimizes the sum of its chunks' times, which bounds the step.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from .core_arrays import NUMBERS, SUMMED
 from .space import PlanFamily, Strategies, cost_numbers, runs_of, unbeaten, without_experts
 
 Floats = NDArray[np.float64]
-Counts = tuple[tuple[int, ...], ...]  # of a part, by run of layers: how many have each choice
+Counts = tuple[tuple[int, ...], ...]  # for each run of layers of a part: number of layers with each choice
 Chosen = tuple[float, float, int, Sequence[int], Sequence[int]]  # answer of the core's `solve`
 FORWARD, BACKWARD, SYNC, STATES, KEPT = range(SUMMED)  # numbers of a cost; those of the workspace follow
-MOST_MERGED = 64  # combinations that are merged with further ones as they are
+MOST_MERGED = 64  # combinations that are merged without pruning
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,21 @@ class EvenPlans:
     model: ModelShape
     cost: CostModel
     budget_mib: float  # budget without the reserve
-    bare: Plan  # the same for all plans of a search
+    bare: Plan  # the fields that all plans of a search share
 
     def expressible(self, plan: Plan) -> bool:
         return not gaps(plan, PROGRAMS[self.program], self.model)
 
     def divisions(self, parts: int) -> Iterator[tuple[int, ...]]:
-        """Layers of each part, those of the shortest longest part first; none where the program has none. MTP layers
-        are in the last part, and may be there alone."""
+        """Divisions of layers into parts, with the shortest longest part first; empty if the program has none. MTP
+        layers are in the last part, possibly alone."""
         layers, behind = self.model.main_layers, self.model.mtp_layers
         if layers % parts == 0:
             *parts_before, last = even_stages(layers, parts)
             yield (*parts_before, last + behind)
         if PROGRAMS[self.program] != FLEET or parts == 1:
             return
-        for most in range(-(-layers // parts), layers + 1):  # of all parts but the first and the last
+        for most in range(-(-layers // parts), layers + 1):  # layers of all parts but the first and the last
             ends = layers - most * (parts - 2)
             for first in range(max(1, ends - most), min(most, ends - (not behind)) + 1):
                 lengths = first, ends - first
@@ -69,7 +69,7 @@ class EvenPlans:
     def spaces(
         self, of_types: Sequence[Sequence[LayerStrategy]], vocabularies: Sequence[VocabStrategy], family: PlanFamily
     ) -> list[Strategies]:
-        """Every strategy that all layers can have, and where some of them recompute, the same that does."""
+        """Every strategy that all layers can have, with its variants that recompute."""
         kinds = [model.experts > 0 for model in self.cost.models]
         twins = [_by_strategy(layers) for layers in of_types]
         runs = [run.types[0] for run in runs_of(self.cost.layer_types)]
@@ -110,7 +110,7 @@ class EvenPlans:
 
 
 def _by_strategy(layers: Sequence[LayerStrategy]) -> dict[LayerStrategy, list[LayerStrategy]]:
-    """Strategies that differ in recompute alone, by the one that recomputes nothing."""
+    """Strategies that differ only in recompute, by the strategy without recompute."""
     groups: dict[LayerStrategy, list[LayerStrategy]] = {}
     for layer in layers:
         groups.setdefault(replace(layer, recompute=Recompute.NONE), []).append(layer)
@@ -118,7 +118,7 @@ def _by_strategy(layers: Sequence[LayerStrategy]) -> dict[LayerStrategy, list[La
 
 
 class EvenCore:
-    """Replaces the core's object of a family; times in ms, as the core has them."""
+    """Replaces the core's object of a family; times in ms, as in the core."""
 
     def __init__(self, family: PlanFamily, strategies: Strategies, even: EvenPlans):
         self._family, self._strategies, self._even = family, strategies, even
@@ -140,7 +140,7 @@ class EvenCore:
             return inf
         for division in self._even.divisions(self._parts):
             if self._longest_ms(division) >= least:
-                break  # further ones are longer
+                break  # later divisions are longer
             least = min(least, self._least_ms(self._layers(division)))
         return least
 
@@ -158,10 +158,10 @@ class EvenCore:
             for counts in self._tried(layers):
                 bound_ms = self._least_ms(layers, counts)
                 if bound_ms >= best_ms:
-                    break  # the others recompute more
+                    break  # later choices recompute more
                 time_ms = self._step_ms(self._numbers(counts))
                 least_ms = time_ms if self._family.chunks == 1 else self._step_ms(self._fastest(layers))
-                bound_ms = max(bound_ms, least_ms)  # no step is shorter than that which recomputes nothing
+                bound_ms = max(bound_ms, least_ms)  # the step without recompute is a lower bound
                 if time_ms >= best_ms or self._can_run(division, counts):
                     proven_ms = min(proven_ms, bound_ms)
                     if time_ms < best_ms:
@@ -218,7 +218,7 @@ class EvenCore:
 
     @cached_property
     def _least(self) -> Floats:
-        """Both passes of a micro-batch through a layer of each run that recomputes nothing, and the least sync."""
+        """Time of both passes of a micro-batch through a layer of each run without recompute, and the least sync."""
         return np.array([[*rows[0, :SYNC], rows[:, SYNC].min()] for rows in self._rows])
 
     @cached_property
@@ -241,8 +241,8 @@ class EvenCore:
         return np.array([row(position) for position in range(self._parts)])
 
     def _least_ms(self, layers: Sequence[tuple[int, ...]], counts: Sequence[Counts] = ()) -> float:
-        """A lower bound: a stage takes all micro-batches; before the first one and behind the last one that micro-batch
-        is in the stages in front, of which the first one sums gradients last. Without `counts` nothing recomputes."""
+        """A lower bound: a stage processes all micro-batches, while the first and the last of them also pass through
+        the earlier stages, of which the first reduces gradients last. Without `counts`: no recompute."""
         passes, shape = slice(FORWARD, SYNC), (self._family.chunks, -1)
         least = self._fastest(layers)
         sync, parts = least[:, SYNC].reshape(shape).sum(axis=0), self._numbers(counts) if counts else least
@@ -252,11 +252,11 @@ class EvenCore:
         return float(np.maximum(stages + sync, stages + out_of + sync[0]).max())
 
     def _fastest(self, layers: Sequence[tuple[int, ...]]) -> Floats:
-        """Passes and sync of each part where nothing recomputes; [parts, SYNC + 1]."""
+        """Passes and sync of each part without recompute; [parts, SYNC + 1]."""
         return np.asarray(np.array(layers) @ self._least + self._ends[:, : SYNC + 1])
 
     def _longest_ms(self, division: Sequence[int]) -> float:
-        """A lower bound by the longest part alone."""
+        """A lower bound by only the longest part."""
         return max(division) * self._family.micro_batches * self._layer_ms
 
     @cached_property
@@ -279,7 +279,7 @@ class EvenCore:
         return numbers
 
     def _step_ms(self, numbers: Floats) -> float:
-        """`numbers`: costs of each part, SYNC and those in front at least."""
+        """`numbers`: costs of each part, at least up to SYNC."""
         family = self._family
         sync_ms = numbers[:, SYNC].reshape(family.chunks, -1).sum(axis=0)
         passes_ms: ByKind[Sequence[float]] = ByKind(list(numbers[:, FORWARD]), list(numbers[:, BACKWARD]))
@@ -287,13 +287,13 @@ class EvenCore:
         return step_ms(family.schedule, times, family.micro_batches)
 
     def _stages_mib(self, counts: Sequence[Counts]) -> Floats:
-        """Memory of each stage, without the reserve, which all plans share."""
+        """Memory of each stage without the common reserve."""
         parts = self._numbers(counts).reshape(self._family.chunks, -1, NUMBERS)
         kept = [(self._held(stage) @ parts[:, stage, KEPT]).max() for stage in range(self._family.stages)]
         return np.asarray(parts[..., STATES].sum(axis=0) + kept + parts[..., SUMMED:].max(axis=0).sum(axis=1))
 
     def _held(self, stage: int) -> NDArray[np.int64]:
-        """Micro-batches of each chunk in flight, at each moment at which they may take most; [moments, chunks]."""
+        """Micro-batches in flight of each chunk at each possible peak; [moments, chunks]."""
         family = self._family
         size = family.stages, family.micro_batches, family.chunks
         return np.array(chunks_in_flight(family.schedule, stage, *size))
@@ -301,17 +301,17 @@ class EvenCore:
     # Layers that recompute.
 
     def _tried(self, layers: Sequence[tuple[int, ...]]) -> Iterator[list[Counts]]:
-        """Layers of each part that recompute: those of the least time that fit in each stage; where the program has as
-        many in each, the fewest that fit in all; where it has all or none, all."""
+        """Recomputed layers of each part: the fastest choice that fits in each stage; if the program needs equal
+        numbers, the fewest that fit in all; if it has all or none, all."""
         if (counts := self._fewest(layers)) is None:
-            return  # as many in each part do not fit there, either
+            return  # equal numbers do not fit either
         yield counts
         for count in range(max(map(sum, layers)) + 1):
             if (alike := self._alike(layers, count)) and (self._stages_mib(alike) <= self._even.budget_mib).all():
                 yield alike
 
     def _alike(self, layers: Sequence[tuple[int, ...]], count: int) -> list[Counts] | None:
-        """The first layers of each part recompute, as many in each; None: in several ways."""
+        """Equal numbers of the first layers of each part recompute; None: in different ways."""
         if any(len(choices) > 2 for choices in self._strategies.layers):
             return None
         made = []
@@ -325,7 +325,7 @@ class EvenCore:
         return made
 
     def _fewest(self, layers: Sequence[tuple[int, ...]], least_memory: bool = False) -> list[Counts] | None:
-        """Counts of each part that take the least time that fits in each stage, or the least memory; None: none do."""
+        """Counts of each part with the least time that fits in each stage, or with the least memory; None: none fit."""
         counts: list[Counts] = [()] * len(layers)
         for stage in range(self._family.stages):
             of_stage = tuple(layers[stage :: self._family.stages])
@@ -339,7 +339,7 @@ class EvenCore:
 
     def _cheapest(self, stage: int, layers: Sequence[tuple[int, ...]], least_memory: bool) -> list[Counts] | None:
         held, ends = self._held(stage), self._ends[stage :: self._family.stages]
-        # Each combination has its time, its memory at each moment besides the workspace, and its workspace.
+        # Each combination has its time, its memory at each moment without the workspace, and its workspace.
         start = [0.0, *(ends[:, STATES].sum() + held @ ends[:, KEPT]), *ends[:, SUMMED:].max(axis=0)]
         moments = 1 + len(held)
         ways, numbers = np.zeros((1, 0), dtype=np.int64), np.array([start])
@@ -367,7 +367,7 @@ class EvenCore:
         return [tuple(runs[at : at + len(widths)]) for at in range(0, len(runs), len(widths))]
 
     def _every_option(self, run: int, length: int) -> tuple[NDArray[np.int64], Floats, Floats]:
-        """Every way in which so many layers of a run share its choices: how many have each; their costs; workspace."""
+        """Every distribution of `count` layers of a run over its choices: numbers per choice, costs, workspace."""
         rows = self._rows[run]
         counts = _shares(length, len(rows))
         workspace = np.where(counts[..., None] > 0, rows[:, SUMMED:], 0.0).max(axis=1)
@@ -376,7 +376,7 @@ class EvenCore:
 
 @lru_cache(maxsize=1024)
 def _shares(layers: int, choices: int) -> NDArray[np.int64]:
-    """Every way in which layers share choices: how many have each; [ways, choices]."""
+    """Every distribution of layers over choices: numbers per choice; [distributions, choices]."""
     if choices == 1:
         return np.array([[layers]])
     ways = [np.insert(_shares(layers - first, choices - 1), 0, first, axis=1) for first in range(layers + 1)]

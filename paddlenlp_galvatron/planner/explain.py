@@ -18,16 +18,16 @@ from .question import Question, SharedTime
 from .result import SHOWN_GAP, Candidate, SearchResult
 from .space import PlanFamily, Space
 
-SAME = 1e-6  # share of a step by which two times differ in rounding alone
+SAME = 1e-6  # share of a step by which rounding may change a time
 SEARCHES_S = 15.0  # time that all searches share; in usual spaces they take a few seconds
-FIRST = 4  # shares of the first search, whose plans the others begin with
+FIRST = 4  # shares of the first search, whose plans start the others
 RUNNERS_UP = 4  # plans of other families that are shown after the best one
 FRONTIER_S = 8.0  # time that its searches share
-BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # of the plan's, at which the frontier is searched
+BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # share of the plan's budget, for the frontier
 BETWEEN_STAGES = "links between stages"
 ASSUMED = NETWORK, IMBALANCE = "network", "expert load imbalance"
 INTERLEAVING = "interleaving"
-MOST_CHANGES = 14  # changes that are tried, and one more share for interleaving
+MOST_CHANGES = 14  # tried changes, and one more share for interleaving
 MOST_PRICED = 1200  # plans with one layer changed: a few seconds
 
 
@@ -42,13 +42,13 @@ class Explanation(PlanFacts):
 
     @property
     def faster(self) -> Candidate | None:
-        """The best plan of this batch, where it is not this one."""
+        """The best plan of this batch; None: this plan."""
         best = self.searched.best
         return best if best and best.time_s < self.prediction.time_s / (1 + SAME) else None
 
     @property
     def imbalance_ms(self) -> float:
-        """Time of a step that would be saved if all experts got equally many rows."""
+        """Step time that a perfectly balanced load of experts would save."""
         if not self.cost.load:
             return 0.0
         even = self.question.changed(moe_imbalance=1.0).cost.predict(self.plan)
@@ -62,7 +62,7 @@ class Explanation(PlanFacts):
 
     @property
     def is_simplest(self) -> bool:
-        """Whether no plan within the tolerance that was found has fewer strategies."""
+        """Whether no found plan within the tolerance has fewer strategies."""
         candidate, best, fastest = Candidate(self.plan, self.prediction), self.searched.best, self.searched.fastest
         if not best or not fastest:
             return False
@@ -96,13 +96,13 @@ class FrontierPoint:
 
     @property
     def is_uncertain(self) -> bool:
-        """Whether a faster plan may exist: the search was not taken to its end."""
+        """Whether a faster plan may exist because the search was incomplete."""
         return self.time_s is not None and self.least_s < self.time_s * (1 - SAME)
 
 
 def frontier(explanation: Explanation) -> list[FrontierPoint]:
-    """The best step time of the plan's batch under budgets around the plan's, each found by a search that begins with
-    the results of those before it."""
+    """The best step time of the plan's batch under budgets around the plan's, each found by a search that starts with
+    the previous results."""
     question, points = explanation.question, []
     plans = [explanation.plan, *(what_if.plan for what_if in explanation.what_ifs if what_if.plan)]
     time = SharedTime(FRONTIER_S, len(BUDGETS))
@@ -128,22 +128,22 @@ class WhatIf:
     time_s: float  # step time; infinite where no plan fits
     samples_per_s: float
     tokens_per_s: float
-    gap: float = 0.0  # share of the time by which a better plan may be faster, where the search did not end
+    gap: float = 0.0  # share of the time by which a better plan may be faster, if the search was incomplete
     why_not: str = ""  # reason where there is no answer
-    unchanged_s: float | None = None  # of a step of the plan itself, where an assumption changes
+    unchanged_s: float | None = None  # step time of the unchanged plan under a changed assumption
 
     def gain(self, tokens_per_s: float) -> str:
-        """Over `tokens_per_s`: `+4.4%`, or `at least +4.4%` where the search was not taken to its end."""
+        """Gain over `tokens_per_s`: `+4.4%`, or `at least +4.4%` if the search was incomplete."""
         return "at least " * self.is_open + f"{self.tokens_per_s / tokens_per_s - 1:+.1%}"
 
     @property
     def is_open(self) -> bool:
-        """Whether a faster plan may exist that a table would show."""
+        """Whether a faster plan may exist, by a share that a table would show."""
         return not self.why_not and self.gap >= SHOWN_GAP
 
 
 def what_ifs(question: Question, plan: Plan, plans: Sequence[Plan], time: SharedTime) -> Iterator[WhatIf]:
-    """The best plan under each change, by a search of its own that begins with the known plans."""
+    """The best plan under each change, by a separate search that starts with the known plans."""
     options, hardware = question.options, question.cost.profiles.network.profile
     seq, batch, now = options.seq_length or 0, plan.global_batch, plan.micro_batches
     nodes = options.num_nodes
@@ -191,8 +191,8 @@ def what_ifs(question: Question, plan: Plan, plans: Sequence[Plan], time: Shared
 
 
 def _split_otherwise(plan: Plan, samples: int, more: float) -> Iterator[Plan]:
-    """A plan for other samples in its number of micro-batches, twice and half of it, of which any may fit. `more`:
-    tokens of a step on a device, over those now; pieces of the loss keep their tokens."""
+    """A plan for another batch with the same, twice and half the number of micro-batches; any may fit. `more`: tokens
+    of a step on a device / those now; pieces of the loss keep their tokens."""
     now, pieces = plan.micro_batches, plan.vocab.pieces
     for count in (now, 2 * now, now // 2):
         if count and samples % count == 0:
@@ -252,21 +252,21 @@ class OtherStrategy:
 
     @property
     def memory_mib(self) -> float:
-        """Memory of the stage that needs most."""
+        """Memory of the stage with the highest peak."""
         return max(stage.memory.total_mib for stage in self.prediction.stages)
 
 
 @dataclass(frozen=True, slots=True)
 class OneLayerChanged:
-    """Every other strategy that a layer of a plan may have: the best of the plans in which one layer has it."""
+    """The best plan that differs in the strategy of one layer."""
 
     others: list[OtherStrategy]
     tried: int  # layers
-    count: int  # of layers whose change may differ from that of the others
+    count: int  # layers whose change may have a different effect
 
 
 def one_layer_changed(question: Question, plan: Plan) -> OneLayerChanged:
-    """Tries all layers whose change differs, or some that lie evenly where that would take long."""
+    """Tries all layers whose change may differ, or an even sample of many."""
     cost, options = question.cost, question.options
     family = PlanFamily.of(plan)
     spaces = [
@@ -299,7 +299,7 @@ def _order(other: OtherStrategy) -> tuple[bool, float, float]:
 
 
 def _edges(plan: Plan, cost: CostModel) -> Sequence[int]:
-    """First and last layer of every run of like layers in a stage: those within it change a plan no otherwise."""
+    """First and last layer of every run of equal layers in a stage: those between have the same effect."""
     edges: set[int] = set()
     for stage in range(plan.pipeline):
         for chunk in range(plan.chunks):

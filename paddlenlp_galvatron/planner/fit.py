@@ -1,4 +1,4 @@
-"""How many GPUs a training task needs, and how fast each number of GPUs is: one search a number, offline."""
+"""The number of GPUs that a training task needs, and the speed of each number: one search per number, offline."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from .result import Candidate, Need
 from .whole_run import Job, price_of
 
 TOKENS = 1e9  # default number of tokens for days
-DEVICE = "h100-80gb"  # where neither the user nor a profile names one
+DEVICE = "h100-80gb"  # if neither the user nor a profile names a device
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # numbers of nodes that are tried
 FURTHER = 3  # numbers of GPUs shown beyond the least that fits
 MORE_GIB = 8.0
-ROUGHLY: dict[str, Any] = {"gap": 0.005, "effort": 1_000_000}  # of searches whose speed has two decimals in the table
+ROUGHLY: dict[str, Any] = {"gap": 0.005, "effort": 1_000_000}  # search options that suit a table with rounded speeds
 _ALLREDUCE = r"allreduce_bandwidth_([1-9]\d{0,4})nodes_([1-9]\d{0,4})gpus_per_node\.json"
 MOST_NUMBERS = 32  # numbers of GPUs in one table
 
@@ -77,8 +77,8 @@ class FitOptions(TaskOptions, LimitOptions, JobOptions):
         return self
 
     def of(self, shape: ModelShape) -> FitOptions:
-        """The options with the length of samples settled. Raises UserError where the model has no positions for it, or
-        a device has no price."""
+        """The options with a settled sequence length. Raises UserError if the model lacks positions for it or a device
+        has no price."""
         for name in (None,) if self.profiles else self.device or (DEVICE,):
             price_of(self, name)
         most = shape.max_position_embeddings
@@ -103,10 +103,10 @@ class Fit:
     device: Device
     gpus: int
     best: Candidate | None  # the fastest plan within the bound
-    held: Need | None  # by its plan, or by the one that needs least where none fits; None: no plan at all
+    held: Need | None  # memory of its plan, or of the smallest plan if none fits; None: no plan at all
     question: Question
     with_more: float | None  # samples/s with MORE_GIB more on each GPU; None: still nothing fits
-    hopeful: bool = False  # nothing fits by its bound, but something by its tensors
+    hopeful: bool = False  # no plan fits by its bound, but one by its tensors
     undecided: bool = False  # the search ended before it found a plan
 
     @property
@@ -127,7 +127,7 @@ class Fit:
 
     @property
     def tensors_mib(self) -> float:
-        """Tensors on the GPU with the highest peak: of the plan, or of the one that needs least."""
+        """Tensors on the GPU with the highest peak, of the plan or of the smallest plan."""
         return self.held.tensors_mib if self.held else 0.0
 
     @property
@@ -137,22 +137,22 @@ class Fit:
 
     @property
     def verdict(self) -> str:
-        """`at risk`: only if the allocator holds less besides tensors than it did in published runs."""
+        """`at risk`: fits only if the allocator's overhead is smaller than in published runs."""
         if self.undecided:
             return "not found"
         return "fits" if self.best else "at risk" if self.hopeful else "does not fit"
 
 
 def hints_of(rows: Sequence[Fit], options: FitOptions) -> list[Hint]:
-    """Options with which the first number of GPUs that fits, or the last that does not, is faster; more GPUs only
-    where one number was requested, as rows show the others. None for several devices."""
+    """Options that speed up the first number of GPUs that fits, or the last that does not; more GPUs only if one number
+    was requested, as rows show the others. Empty for several devices."""
     if len({row.device for row in rows}) > 1:
         return []
     row = next((row for row in rows if row.best), rows[-1])
     asked = hints(row.question, row.best, options.model_fields_set)
     fewer = fewer_gpus(row.question, row.best) if row.best and options.gpus is None else None
     shown = [hint for hint in asked if len(options.gpus or ()) == 1 or "num_nodes" not in hint.options]
-    most = rows[-1]  # a small batch keeps the most GPUs least busy
+    most = rows[-1]  # the largest number of GPUs suffers most from a small batch
     larger = larger_batch(most.question, most.best) if most.best and most.gpus % most.device_width == 0 else None
     return [*shown, *filter(None, (fewer, larger))]
 
@@ -167,11 +167,11 @@ class _Kind:
 
 
 def fit(shape: ModelShape, options: FitOptions, note: Note = no_note, watch: Watch | None = None) -> Iterator[Fit]:
-    """A row a device and number of GPUs, as it is found: those requested, or from the least that fits; `options` are
+    """Yields a row per device and number of GPUs: the requested numbers, or from the least that fits; `options` are
     settled for the shape.
 
     `note` is called with the assumptions about profiles and about a budget beyond the device's memory, `watch` with
-    how far each search is. Raises UserError for a number that is no whole number of nodes, or that the profiles lack.
+    each search's progress. Raises UserError for a number that is no whole number of nodes, or that the profiles lack.
     """
     kinds = [*_kinds(options)]
     asked = sorted(set(options.gpus or ()))
@@ -199,12 +199,12 @@ def _kinds(options: FitOptions) -> Iterator[_Kind]:
 
 
 def _sheet(name: str, *cluster: int) -> dict[str, Any]:
-    """Options for a data sheet, which has prices for any cluster."""
+    """Search options for a data sheet, which has prices for any cluster."""
     return {"device": name}
 
 
 def _from_the_least(row: _Row) -> Iterator[Fit]:
-    """Rows from the last number that does not fit to some beyond the first that does."""
+    """Rows from the last number that does not fit to FURTHER beyond the first that fits."""
     per_node = row.kind.per_node
     inside = [number for number in (1, 2, 4, 8, 16, 32) if number < per_node and per_node % number == 0]
     fitting, failed = 0, None
@@ -280,7 +280,7 @@ class _Row:
         return Fit(self.kind.device, gpus, now.best, held, question, with_more, hopeful, now.undecided)
 
     def _question(self, nodes: int, gpus: int) -> Question:
-        """The question on a number of nodes of so many GPUs each."""
+        """The question on a number of nodes with this many GPUs each."""
         options = SearchOptions(
             **{name: getattr(self.options, name) for name in TaskOptions.model_fields},
             num_nodes=nodes,
@@ -307,7 +307,8 @@ class _Row:
 
 
 def _measured(folder: Path) -> _Kind:
-    """Prices from a folder of profiles, whose cluster may be another: the costs of its groups give those of others."""
+    """Prices from a folder of profiles, possibly of another cluster, from whose groups other groups' costs are
+    derived."""
     clusters = sorted(
         (int(match[1]) * int(match[2]), (int(match[1]), int(match[2])))
         for path in folder.glob("*.json")

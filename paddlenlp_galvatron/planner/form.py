@@ -1,5 +1,4 @@
-"""The question of the what-if page, as its form has it, and the answer: the best plan, or the changes that it would
-need."""
+"""The question of the what-if page's form, and the answer: the best plan, or the changes needed for one."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -25,12 +24,12 @@ from .options import BATCH, SearchOptions
 from .question import Question
 from .result import SearchResult
 
-NODE_FACTORS = (2, 4, 8)  # tried factors of nodes where nothing fits
+NODE_FACTORS = (2, 4, 8)  # factors of nodes to try if nothing fits
 SEARCH_S = 10.0  # default of a search's processor time: a page that is silent for longer seems dead
 
 
 def _known(model: str) -> str:
-    """Shown with the faults of the other fields."""
+    """The model; its fault is raised so that it is shown with those of other fields."""
     try:
         load_model(model)
     except UserError as error:
@@ -74,17 +73,17 @@ SET_BY_THE_FORM = {
 
 @dataclass(frozen=True)
 class Answer:
-    """The best plan, or the changes that it would need."""
+    """The best plan, or the changes needed for one."""
 
     question: Question
     result: SearchResult
     notes: tuple[str, ...]
     commands: tuple[str, ...]
-    enough_nodes: int | None = None  # where nothing fits: a number of nodes with which something does
+    enough_nodes: int | None = None  # if nothing fits: a number of nodes with which a plan fits
 
     @property
     def why_not(self) -> GalvatronError | None:
-        """Why no plan answers the question, where none does."""
+        """The reason if there is no plan."""
         try:
             self.result.require_in(self.question.options.time_limit or inf)
         except GalvatronError as error:
@@ -93,13 +92,13 @@ class Answer:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """The content of its file. Raises Infeasible."""
+        """The content of the plan's file. Raises Infeasible."""
         return plan_to_dict(self.result.plan)
 
 
 def answer(form: Form, more: Mapping[str, Any], look_wider: bool = True) -> Answer:
-    """`more`: further options of model and search, by canonical name. Raises UserError that names the fields; a search
-    in which nothing fits is an answer, which then says how many nodes would do, unless `look_wider` is false."""
+    """`more`: further options of model and search, by canonical name. Raises UserError that names the fields; if
+    nothing fits, the answer has a sufficient number of nodes, unless `look_wider` is false."""
     if both := sorted(SET_BY_THE_FORM & set(more)):
         raise UserError(f"search_options: {both[0]} has a field of its own; leave it out here")
     if form.profiles and form.device:
@@ -141,7 +140,7 @@ def _enough_nodes(form: Form, more: Mapping[str, Any]) -> int | None:
 
 @contextmanager
 def _about(field: str) -> Iterator[None]:
-    """Faults that name no field are this one's."""
+    """Assign faults without a field to this one."""
     try:
         yield
     except UserError as error:

@@ -1,5 +1,5 @@
-"""Prices the fields of a plan that another program cannot express: each field alone gets the values that the program
-has, and the changed plans are priced as the plan is."""
+"""Prices the fields of a plan that another program cannot express: each field in turn gets values of that program, and
+the changed plans are priced like the plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .even import EvenPlans
 from .question import Question
 from .space import suited
 
-MOST_DIVISIONS = 64  # limit of those priced: the first have the shortest longest stage
+MOST_DIVISIONS = 64  # divisions to price: the first have the shortest longest stage
 PLAIN = LayerStrategy(), LayerStrategy(dp_type=DataParallel.ZERO2)
 # Field of the plan's file -> attributes of all layers, and of the vocabulary where it has them.
 ATTRIBUTES = {
@@ -29,7 +29,7 @@ ATTRIBUTES = {
 
 
 def costs_of_gaps(plan: Plan, question: Question, program: str) -> dict[str, str]:
-    """The cost of each field, as text to append to its fault; none where the program has no value of it.
+    """The cost of each field, as text to append to its fault; empty if the program has no value for it.
     `program`: a name of --trainer. Raises UserError where the plan cannot be priced."""
     if (model := question.shape) is None:
         return {}

@@ -1,6 +1,6 @@
-"""Hints: options other than those of a question with which training is faster, each found by a search of its own.
+"""Hints: changes of a question's options that make training faster, each found by a separate search.
 
-Options that the user has limited, or that the prices do not cover, are not tried.
+Options that the user has limited or that the prices do not cover are not tried.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .options import MOST_CONTEXT
 from .question import Question, SharedTime
 from .result import Candidate
 
-LEAST_GAIN = 0.05  # of tokens/s a GPU that is worth a line
-HINTS_S = 0.8  # of processor time that all searches of hints share; as much for that of a larger batch
-FREE_S = 5.0  # of the search without the limits of another program's trainer
+LEAST_GAIN = 0.05  # gain in tokens/s per GPU that is worth a line
+HINTS_S = 0.8  # processor time shared by all hints; as much again for a larger batch
+FREE_S = 5.0  # time of the search without another trainer's limits
 LONG = 8192  # sequence length from which splitting it may pay
 NEIGHBOURS = 8  # batches within this part of the batch are its neighbours
 TWOS = 64  # a batch is split by powers of two into micro-batches
 OFFLOADS = "offload_optimizer", "offload_activations"
-LARGER = 4  # times the global batch size: one that hides pipeline bubbles and all-reduces of gradients
+LARGER = 4  # factor of the global batch size that hides pipeline bubbles and gradient all-reduces
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def hints(question: Question, best: Candidate | None, chosen: Container[str]) ->
     if others:  # several batches are neighbours already
         return []
     question = question.at(batch)
-    if best and best.plan.chunks == 1:  # trials of more take most of the time, and seldom pay here
+    if best and best.plan.chunks == 1:  # trials of several chunks take most of the time and seldom pay here
         question = question.changed(max_virtual_pp_deg=1)
     changes = list(_changes(question, chosen))
     time = SharedTime(HINTS_S, len(changes), least_s=0.0)
@@ -66,8 +66,8 @@ def hints(question: Question, best: Candidate | None, chosen: Container[str]) ->
 
 
 def larger_batch(question: Question, best: Candidate) -> Hint | None:
-    """A batch of `LARGER` times the samples, where each GPU is faster with it; the model may need other learning
-    rates then. None: it gains too little."""
+    """A batch of `LARGER` times the samples, if it makes each GPU faster; the model may then need other learning rates.
+    None: it gains too little."""
     options, seq_length = question.options, question.model.seq_length
     batch = options.batches[0] * LARGER
     longer = replace(best.plan, global_batch=batch, micro_batches=best.plan.micro_batches * LARGER)
@@ -81,8 +81,8 @@ def larger_batch(question: Question, best: Candidate) -> Hint | None:
 
 
 def fewer_gpus(question: Question, best: Candidate) -> Hint | None:
-    """Half of one node's GPUs, where the model fits on them with the optimizer or activations offloaded, by the faster
-    of these. None: it does not."""
+    """Half of a single node's GPUs, if the model fits there with offloaded optimizer or activations, whichever is
+    faster. None: it does not."""
     options, seq_length = question.options, question.model.seq_length
     gpus = options.world_size // 2
     if options.num_nodes > 1 or not gpus or any(getattr(options, name) for name in OFFLOADS) or not options.device:
@@ -100,7 +100,7 @@ def fewer_gpus(question: Question, best: Candidate) -> Hint | None:
 
 
 def free_plan(question: Question) -> Candidate | None:
-    """The best plan where Galvatron's own trainer runs it; None: none was found in `FREE_S`."""
+    """The best plan for Galvatron's trainer; None: none was found in `FREE_S`."""
     return question.changed(trainer="galvatron").search(seconds=FREE_S, compared=False).best
 
 
@@ -132,7 +132,7 @@ def _limited(chosen: Container[str], *names: str) -> bool:
 
 
 def _neighbours(batch: int, gpus: int) -> Iterator[int]:
-    """The batch on each side that divides best among GPUs and micro-batches, where it does so better than this one."""
+    """The next smaller and larger batch that divides better among GPUs and micro-batches."""
 
     def parts(number: int) -> int:
         return gcd(number, TWOS * gpus)

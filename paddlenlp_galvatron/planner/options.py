@@ -1,4 +1,5 @@
-"""Every option of the search and of the task that it prices, under one canonical name; the seeds' names are aliases."""
+"""Every option of the search and of the task that it prices, under one canonical name; Galvatron's names are
+aliases."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,10 +30,10 @@ GPUS_PER_NODE = 8  # default for a larger world_size
 # Defaults of fit, search and what-if.
 BATCH = 256  # global batch size, samples
 
-# Where nobody says so: the sequence length from which so many ranks may split a sample; the most chunks a stage.
+# Defaults: the sequence length from which this many ranks may split a sample; the most chunks a stage.
 LONG, MOST_CONTEXT, MOST_CHUNKS = 16_384, 8, 8
 
-# Limits: a value beyond them is a slip of the pen, and would take hours or all memory.
+# Limits: a larger value is a typing error and would take hours or all memory.
 MOST_BATCHES, MOST_PLANS = 10_000, 1000
 
 
@@ -48,7 +49,7 @@ Imbalance = Annotated[float, Field(ge=1, le=1e4)]
 
 
 class TaskOptions(Options):
-    """The weights that learn, and the models computed in addition."""
+    """The trained weights and the additional models to compute."""
 
     task: Kind = "pretrain"
     lora_rank: Size | None = None
@@ -173,7 +174,7 @@ class SearchOptions(TaskOptions, LimitOptions):
     @model_validator(mode="before")
     @classmethod
     def _spelled_out(cls, values: Any) -> Any:
-        """profile_mode and world_size stand for other options; the batch is the usual one by default."""
+        """Resolve profile_mode and world_size into other options, and the default batch."""
         if not isinstance(values, Mapping):
             return values
         return {**_modes(values), **values, **_cluster(values), **_batches(values)}
@@ -221,7 +222,7 @@ class SearchOptions(TaskOptions, LimitOptions):
 
     @staticmethod
     def wide_enough(plan: Plan) -> dict[str, Any]:
-        """Options that leave all degrees that a plan has."""
+        """Options that allow all degrees of a plan."""
         return {
             "sp_space": "tp+sp" if any(layer.ulysses for layer in plan.layers) else "tp",
             "max_cp_deg": max(strategy.context for strategy in (*plan.layers, plan.vocab)),
@@ -230,14 +231,14 @@ class SearchOptions(TaskOptions, LimitOptions):
 
     @property
     def most_context(self) -> int:
-        """Most ranks that split a sample. Where nobody says so, several for long samples; measured profiles may lack
-        their messages, and other trainers the split."""
+        """Most ranks that split a sample. Default: several for long samples, but 1 with measured profiles, which may
+        lack their messages, and for other trainers."""
         return self.max_cp_deg or (MOST_CONTEXT if self._is_free and (self.seq_length or 0) >= LONG else 1)
 
     @property
     def most_chunks(self) -> int:
-        """Most chunks of layers a stage. Where nobody says so, several; Galvatron, which made the measured profiles,
-        and other trainers run plans of one."""
+        """Most chunks of layers a stage. Default: several; one with profiles measured by Galvatron and for other
+        trainers, whose plans have one."""
         return self.max_virtual_pp_deg or (MOST_CHUNKS if self._is_free else 1)
 
     @property
@@ -298,7 +299,8 @@ class SearchOptions(TaskOptions, LimitOptions):
         return [(ep, etp) for ep in divisors(size) for etp in divisors(size // ep) if ep <= most_ep and etp <= most_etp]
 
     def shardings(self, sharing: int, apart: int) -> list[int | None]:
-        """Ranks over which ZeRO may shard the weights that `sharing` ranks hold, so far apart from each other."""
+        """Numbers of ranks over which ZeRO may shard the weights of `sharing` ranks at this distance from each
+        other."""
         parts = {int(nodes) * self.num_gpus_per_node // apart for nodes in self.sharding_sizes.split(",")}
         return [None, *(ranks for ranks in sorted(parts) if 1 < ranks < sharing and sharing % ranks == 0)]
 
@@ -358,13 +360,13 @@ def _modes(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _batches(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The usual batch where none is given."""
+    """The default batch if none is given."""
     is_range = any(values.get(name) is not None for name in ("min_bsz", "max_bsz"))
     return {} if is_range or str(values.get("settle_bsz", -1)) != "-1" else {"settle_bsz": BATCH}
 
 
 def _cluster(values: Mapping[str, Any]) -> dict[str, Any]:
-    """num_nodes, num_gpus_per_node and world_size, from any two of them or fewer, on nodes as the data sheet has them.
+    """num_nodes, num_gpus_per_node and world_size from any two of them or fewer, with the data sheet's nodes.
 
     Raises UserError for more GPUs in a node than those have."""
     device = values.get("device")

@@ -1,5 +1,5 @@
-"""A plan's file, and the question of the search that it came from: model, cluster, profiles and options, as the file or
-the user names them."""
+"""A plan's file and the question of the search that found it: model, cluster, profiles and options, from the file or
+the user."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,15 +24,14 @@ class OriginOptions(PriceOptions, LimitOptions):
 
 
 def read_origin(origin: OriginOptions, note: Note = no_note, budget_gb: float | None = None) -> tuple[Plan, Question]:
-    """A plan, and what it was searched from, at the plan's batch. `budget_gb`: where nobody names one. Raises
-    UserError."""
+    """A plan and its search's question at the plan's batch. `budget_gb`: the default budget. Raises UserError."""
     return origin_of(read_plan(origin.plan, smallest_world=True), origin, note, budget_gb)
 
 
 def origin_of(
     plan: Plan, origin: OriginOptions, note: Note = no_note, budget_gb: float | None = None
 ) -> tuple[Plan, Question]:
-    """The question of a plan that has been read."""
+    """The question of a plan that was read before."""
     searched = plan.metadata.get("searched_from") or {}
     model = model_of_plan(plan, origin.model_size)
     options = _options(searched, origin, plan, model.seq_length)

@@ -1,5 +1,5 @@
-"""The question of a search: model, options, and prices from a data sheet or measured profiles, with the budget on their
-device: its real size, less its own reserve where the user sets none."""
+"""The question of a search: model, options, and prices from a data sheet or measured profiles, with the budget of their
+device: its real size less its reserve, unless the user sets them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .options import PATH_OPTIONS, SearchOptions
 from .result import Candidate, SearchResult
 from .whole_run import Job
 
-LEAST_S = 0.5  # of a search, where those before it have used up the time
+LEAST_S = 0.5  # least time of a search after slow ones
 
 
 def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no_note) -> CostModel:
@@ -41,10 +41,10 @@ def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no
 
 @dataclass(frozen=True)
 class Question:
-    """The question of a search, to be asked again with a change."""
+    """The question of a search; `at` and others give it with a change."""
 
     model: Model
-    options: SearchOptions  # context_mib unset: the device's own reserve, which grows with the budget
+    options: SearchOptions  # context_mib unset: the device's reserve, which grows with the budget
     cost: CostModel  # cost model with the reserve
     asked: Mapping[str, Any] = field(default_factory=dict)  # the model's options as the user gave them
     watch: Callable[[], Watch] | None = None  # called as each search begins, to show its progress
@@ -68,7 +68,7 @@ class Question:
 
     @property
     def reserve(self) -> Reserve:
-        """Memory of a device besides tensors, where the device sets it and not the user."""
+        """Memory of a device outside tensors, if set by the device and not by the user."""
         return self.cost.profiles.reserve if self.options.context_mib is None else Reserve()
 
     @property
@@ -89,7 +89,7 @@ class Question:
         return self.options.memory_gib * GIB_MIB
 
     def at(self, batch: int) -> Question:
-        """The same question about this batch alone, and the best plan alone."""
+        """The same question for this batch and only the best plan."""
         return self.changed(settle_bsz=batch, top_k=1)
 
     def changed(self, hardware: HardwareProfile | None = None, **changes: Any) -> Question:
@@ -123,7 +123,7 @@ class Question:
 
     @property
     def assumptions(self) -> dict[str, Assumption]:
-        """The numbers and choices that its answers rest on."""
+        """The numbers and choices on which its answers depend."""
         return assumptions_of(self.options, self.cost)
 
     def facts_of(self, plan: Plan) -> PlanFacts:
@@ -139,7 +139,7 @@ class Question:
 
 
 class SharedTime:
-    """Seconds of processor time that some searches share: slow ones may use the rest of quick ones."""
+    """Seconds of processor time that several searches share: slow ones may use the rest of fast ones."""
 
     def __init__(self, seconds: float, shares: int, least_s: float | None = None):
         self._end, self._shares = process_time() + seconds, shares
@@ -167,9 +167,9 @@ def _require_folder(options: SearchOptions) -> None:
 
 
 def on_device(model: Model, options: SearchOptions, cost: CostModel, note: Note = no_note) -> Question:
-    """The question with a budget within the size of its device, of which the device's own reserve is kept.
+    """The question with a budget within the size of its device, less the device's reserve.
 
-    Where no profile names a GPU, as in Galvatron's files, all of `memory_constraint` is taken. `note` receives the
+    If no profile names a GPU, as in Galvatron's files, plans may use all of `memory_constraint`. `note` receives the
     outcome for a budget.
     """
     question = Question(model, within_size(options, cost, note), cost)
@@ -192,8 +192,8 @@ def within_size(
 def budget_gib(
     asked_gib: float | None, device: Device, note: Note = no_note, unknown_gib: float | None = None
 ) -> float:
-    """Memory of a device that a plan may take, GiB: all that it has, where the user names none; `unknown_gib` where
-    nobody knows that either. Raises UserError where this is None, too."""
+    """Memory of a device that a plan may use, GiB: by default all of it; `unknown_gib` if its size is unknown. Raises
+    UserError if this is None as well."""
     own_gib = device.memory_gib
     if asked_gib is None:
         if (gib := own_gib or unknown_gib) is None:

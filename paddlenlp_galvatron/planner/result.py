@@ -20,7 +20,7 @@ from .assumptions import assumptions_of
 from .options import MOST_CHUNKS, SearchOptions
 from .space import PlanFamily
 
-ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
+ROUNDING = 1e-9  # largest relative difference between the core's sums and the cost model's
 SHOWN_GAP = 0.0005  # share of a step; tables of gains show 0.1 %
 
 
@@ -59,15 +59,15 @@ class Candidate:
         return all(stage.memory.total_mib <= device_mib * (1 + ROUNDING) for stage in self.prediction.stages)
 
     def parts_ms(self) -> dict[str, float]:
-        """Where a step's time goes, per sample, on the stage that works longest."""
+        """Step time by term, per sample, on the busiest stage."""
         plan, stages = self.plan, self.prediction.stages
         passes, sync = max(((plan.micro_batches * sum(s.passes_ms), s.sync_ms) for s in stages), key=lambda s: sum(s))
-        waits = max(0.0, round(self.prediction.time_s * 1000 - passes - sync, 6))  # rounded: one stage alone waits 0
+        waits = max(0.0, round(self.prediction.time_s * 1000 - passes - sync, 6))  # rounded: a single stage waits 0
         parts = {"forward and backward": passes, "gradient reduction and update": sync, "pipeline bubble": waits}
         return {name: ms / plan.global_batch for name, ms in parts.items()}
 
     def why_slower_than(self, best: Candidate) -> str:
-        """The part of the step that lost most against the best plan."""
+        """The term of the step that lost most against the best plan."""
         parts, best_parts = self.parts_ms(), best.parts_ms()
         term = max(parts, key=lambda name: parts[name] - best_parts[name])
         slower = best.samples_per_s / self.samples_per_s - 1
@@ -77,8 +77,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Memory of a plan on the device that needs most, and its bottleneck there. If nothing fits:
-    the plan that needs least."""
+    """Memory of a plan on the device with the highest peak, and its bottleneck there. If nothing fits: of the smallest
+    plan."""
 
     plan: Plan
     prediction: Prediction
@@ -120,12 +120,12 @@ class Need:
         return cls(plan, prediction, stage, term, term_mib, *most(in_term[term]), memory.total_mib)
 
     def on(self, reserve: Reserve) -> Need:
-        """The need on devices with this reserve, which grows with their size."""
+        """The same need on devices with this reserve, which grows with their size."""
         tensors_mib = self.memory.total_mib - self.memory.context_mib
         return replace(self, enough_mib=reserve.bound_mib(tensors_mib, self.memory.working_mib))
 
     def under(self, cost: CostModel, options: SearchOptions) -> Need:
-        """The need where the devices keep their own reserve, and not one that the user has set."""
+        """The same need with the devices' reserve, unless the user has set it."""
         by_device = cost.profiles.reserve.sets(cost.options.context_mib, options.memory_gib * GIB_MIB)
         return self.on(cost.profiles.reserve) if by_device else self
 
@@ -141,12 +141,12 @@ class Need:
 
     @property
     def binds(self) -> str:
-        """The term that takes most, and where."""
+        """The largest term and its stage."""
         return f"{self.term} on stage {self.stage}" if self.plan.pipeline > 1 else self.term
 
     @property
     def enough_gib(self) -> str:
-        """The memory_constraint that is enough: rounded up at the fourth digit."""
+        """A sufficient memory_constraint, rounded up at the fourth digit."""
         gib = self.enough_mib / 1024
         digits = max(2, 3 - floor(log10(gib))) if gib > 0 else 2
         return f"{ceil(gib * 10**digits) / 10**digits:.{digits}f}"
@@ -179,10 +179,10 @@ class FamilyOutcome(IntEnum):
 
     NOT_DIVISIBLE = 0  # no strategy splits batch, heads and ranks evenly
     OUT_OF_MEMORY = 1
-    OUT_OF_BOUND = 2  # no plan of it can beat, or none beats, the incumbents
+    OUT_OF_BOUND = 2  # no plan of it beats the incumbents
     LEFT_OUT = 3  # of several chunks: tried in short, or not at all
     SOLVED = 4  # searched to the end
-    GIVEN_UP = 5  # left with a gap: effort or memory was not enough, or prices of switching are no metric
+    GIVEN_UP = 5  # left with a gap: too little effort or memory, or resharding costs violate the triangle inequality
 
     @property
     def words(self) -> str:
@@ -199,10 +199,10 @@ class FamilyOutcome(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The best plan with its certificate, or the memory that one would need."""
+    """The best plan with its certificate, or the memory that a plan would need."""
 
     best: Candidate | None  # the simplest one within the tolerance
-    lower_bound_s: float  # no plan of the best one's batch takes less, nor one of another batch less per sample
+    lower_bound_s: float  # lower bound for plans of the best one's batch, and per sample for other batches
     search_time_s: float
     outcomes: Mapping[PlanFamily, FamilyOutcome]  # solved, or why not
     bounds_s: Mapping[PlanFamily, float] = field(default_factory=dict)  # least step times of rejected families
@@ -212,8 +212,8 @@ class SearchResult:
     uniform: Candidate | None = None  # the fastest of that batch with one strategy for all layers
     uniform_bound_s: float | None = None  # no such plan takes less; infinite: none fits; None: it was not searched
     too_wide: int = 0  # families with too many strategies of layers, left out
-    stopped: bool = False  # by its limit of time or a signal, before its end
-    left_out_s: float = inf  # no plan of the interleaved families that `lower_bound_s` leaves out takes less
+    stopped: bool = False  # stopped early by its time limit or a signal
+    left_out_s: float = inf  # lower bound of the interleaved families that `lower_bound_s` excludes
 
     @property
     def left_out(self) -> list[str]:
@@ -241,7 +241,7 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """How far below the best plan's time the optimum may lie, as a fraction; 0: it is the optimum."""
+        """Fraction of the best plan's time by which the optimum may be faster; 0: it is the optimum."""
         return gap_of(self.lower_bound_s, self.best.time_s) if self.best else 0.0
 
     @property
@@ -267,7 +267,7 @@ class SearchResult:
 
     @property
     def undecided(self) -> bool:
-        """Whether no plan was found, and one may exist."""
+        """Whether no plan was found although one may exist."""
         return self.best is None and bool(self.stopped or self.given_up)
 
     def outcome(self, family: PlanFamily) -> str:

@@ -1,4 +1,4 @@
-"""A plan on another number of GPUs: which fields change and why, and its facts before and after."""
+"""A plan on another number of GPUs: the changed fields with reasons, and its facts before and after."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .question import Question
 from .result import Need, predicted
 from .space import PlanFamily, suited
 
-OF_SEARCH = ("lower_bound_s", "gap", "left_out_s")  # facts that only a search knows
+OF_SEARCH = ("lower_bound_s", "gap", "left_out_s")  # facts that only a search has
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A plan before and after, with its facts where they are known, else with the reason."""
+    """A plan before and after, with its facts, or the reason why they are unknown."""
 
     before: Plan
     after: Plan
@@ -42,9 +42,9 @@ class Scaled:
 def scaled(
     plan: Plan, origin: OriginOptions, gpus: int, global_batch: int | None = None, relist: bool = False
 ) -> Scaled:
-    """The least changed plan that fits into memory; where memory is not known, the least changed one. `relist`: the
-    division and the layers that recompute are chosen again, as PaddleFleet has them. Raises UserError, and Infeasible
-    where none fits."""
+    """The least changed plan that fits into memory; if memory is unknown, the least changed plan. `relist`: choose the
+    division and the recomputed layers again, as PaddleFleet can express them. Raises UserError, and Infeasible if none
+    fits."""
     made = scalings(plan, gpus, global_batch)
     try:
         read, question = origin_of(plan, origin)
@@ -87,8 +87,8 @@ def _placed(plan: Plan, question: Question) -> Plan:
 
 
 def _relisted(plan: Plan, question: Question) -> Plan:
-    """The plan with the fastest division and lists of recomputed layers that PaddleFleet has and that fit. Unchanged
-    where none fits, or where activations are offloaded."""
+    """The plan with the fastest division and lists of recomputed layers that PaddleFleet can express and that fit.
+    Unchanged if none fits or activations are offloaded."""
     cost, family, layer = question.cost, PlanFamily.of(plan), max(plan.layers, key=lambda layer: layer.ep)
     even = EvenPlans("paddlefleet", question.model.shapes[0], cost, question.settled.budget_mib, plan)
     every = Recompute.NONE, Recompute.FULL, *MODULES
@@ -107,7 +107,7 @@ def _relisted(plan: Plan, question: Question) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A field of the plan's file that differs, and why."""
+    """A changed field of the plan's file with the reason."""
 
     field: str
     before: str
@@ -116,9 +116,9 @@ class Change:
 
 
 def scalings(plan: Plan, gpus: int, global_batch: int | None = None) -> list[Plan]:
-    """The plan on `gpus` ranks, the least changed first: with its number of stages, else with a near one, and last with
-    one stage instead of several, which would leave the pipeline out. `global_batch`: unset, the plan's, or the nearest
-    that whole micro-batches make. Raises UserError where there is none."""
+    """The plan on `gpus` ranks, the least changed first: with its number of stages, then near numbers, and last a
+    single stage instead of a pipeline. `global_batch`: unset: the plan's, or the nearest multiple of whole
+    micro-batches. Raises UserError if there is none."""
     unit = lcm(*(strategy.ranks for strategy in (*plan.layers, plan.vocab)))
     counts = [pp for pp in range(1, len(plan.layers) + 1) if gpus % (pp * unit) == 0]
     if not counts:

@@ -1,8 +1,8 @@
-"""Simpler plans than the fastest one: the best with one strategy for all layers, and the simplest within a tolerance.
+"""Simpler plans than the fastest: the best with one strategy for all layers, and the simplest within a tolerance.
 
-The best plan with one strategy is exact, so two are the fewest where the answer has two. Where the fastest plan has
-three or more, sets of its own strategies are searched, and pairs of the families of one chunk a stage that may have a
-plan within the tolerance, up to `MOST_PAIRS` of each.
+The best plan with one strategy is exact, so an answer with two strategies has the fewest. If the fastest plan has three
+or more, subsets of its strategies are searched, and pairs from families with one chunk a stage that may have a plan
+within the tolerance, up to `MOST_PAIRS` of each.
 """
 
 from collections import Counter
@@ -17,12 +17,11 @@ from ..plan.schedule import chunks_in_flight
 from .result import ROUNDING, Candidate
 from .space import PlanFamily, Strategies, suited, without_experts
 
-MOST_PAIRS = 300  # of the strategies of a family; those of the fastest strategies come first
+MOST_PAIRS = 300  # pairs of a family's strategies, fastest first
 MOST_SETS = 100  # sets of the fastest plan's strategies
 
-Part = tuple[float, PlanFamily, Strategies]  # of the space: its lower bound in ms per sample, family, strategies
-# The fastest plan of some parts that takes less than a limit in ms per sample, and the least bound of the open
-# families.
+Part = tuple[float, PlanFamily, Strategies]  # a part of the space: lower bound in ms per sample, family, strategies
+# Finds the fastest plan of several parts below a limit in ms per sample, and the lowest bound of open families.
 Solve = Callable[[Iterable[Part], float], tuple[Candidate | None, float]]
 
 
@@ -35,8 +34,8 @@ class FewStrategies:
     solve: Solve
 
     def best_uniform(self, parts: Iterable[Part], limit: float = inf) -> tuple[Candidate | None, float]:
-        """The fastest plan with one strategy for all layers that takes less than a limit, and the least bound of the
-        open families, in ms per sample."""
+        """The fastest plan with one strategy for all layers below a limit, and the lowest bound of open families, in ms
+        per sample."""
         best, bound = None, inf
         for bounded in sorted(parts, key=lambda bounded: bounded[0]):
             if bounded[0] >= limit:
@@ -50,7 +49,7 @@ class FewStrategies:
     def simplest(
         self, fastest: Candidate, parts: Iterable[Part], uniform: Candidate | None, most_ms: float
     ) -> Candidate:
-        """The plan of fewest strategies that takes at most `most_ms` per sample."""
+        """The plan with the fewest strategies that takes at most `most_ms` per sample."""
         if uniform and uniform.ms_per_sample <= most_ms:
             return uniform
         near = [bounded for bounded in sorted(parts, key=lambda bounded: bounded[0]) if bounded[0] < most_ms]
@@ -70,8 +69,8 @@ class FewStrategies:
 
 
 def _narrowed(bounded: Part, count: int, cost: CostModel, budget_mib: float) -> Iterator[Part]:
-    """The part with each set of `count` strategies for whose layers alone there is memory, those of the fastest ones
-    first. Its bound: some stage is busy at least as long as all are on average."""
+    """The parts with each set of `count` strategies whose layers fit in memory, fastest first. Bound: the mean busy
+    time of the stages."""
     least, family, strategies = bounded
     busy_ms: list[dict[LayerStrategy, float]] = []  # per sample and stage, by run of layers
     rooms: list[dict[LayerStrategy, int]] = []  # one entry a run of layers
@@ -106,7 +105,6 @@ def _narrowed(bounded: Part, count: int, cost: CostModel, budget_mib: float) -> 
 
 
 def _room(states_mib: float, activations_mib: float, held: Mapping[int, int], budget_mib: float) -> int:
-    """Layers for which all stages have memory. `held`: numbers of stages, by the micro-batches whose activations each
-    holds."""
+    """Number of layers that fit in the memory of all stages. `held`: micro-batches in flight -> number of stages."""
     needs_mib = {number: states_mib + number * activations_mib or ROUNDING for number in held}
     return sum(stages * int(budget_mib * (1 + ROUNDING) / needs_mib[number]) for number, stages in held.items())

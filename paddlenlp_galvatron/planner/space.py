@@ -1,6 +1,6 @@
-"""Which plans are searched: batches, micro-batches, stages, and what a layer or the vocabulary may do there.
+"""The search space: batches, micro-batches, stages, and the strategies of layers and vocabulary.
 
-`plan.check` alone decides whether a plan can run: every candidate passes its rules.
+Only `plan.check` decides whether a plan can run: every candidate passes its rules.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from ..plan.strategy import Assumptions, Experts, runs
 from .options import SearchOptions
 
 Choice = TypeVar("Choice")
-States = tuple[DataParallel, int | None]  # how model states are kept, and over how many ranks ZeRO shards them
-# Tokens of a piece of the loss: enough for products about as fast as of all tokens; more, where all of its logits
-# take little memory.
+States = tuple[DataParallel, int | None]  # data parallelism, and the number of ranks over which ZeRO shards
+# Tokens of a piece of the loss: enough for products nearly as fast as of all tokens; more if the logits take little
+# memory.
 PIECE_TOKENS = 2048
 PIECE_LOGITS = 2**25  # 128 MiB in fp32
 MOST_RUNS = 8  # runs of one layer type in the core
 MOST_PERIOD = 8  # layers after which types repeat
-# Where nobody asks for chunks: the largest so many numbers of them whose largest has so many times the mean of layers.
+# Default chunks: this many of the largest numbers whose largest chunk has at most this many times the mean of layers.
 COUNTS, UNEVEN = 3, 1.1
 
 
 def cost_numbers(cost: LayerCost, freed: float | None) -> tuple[float, ...]:
-    """A cost in the core's order. `freed`: as `CostOptions` has it."""
+    """A cost in the core's order. `freed`: see `CostOptions`."""
     times_ms = *cost.passes_ms, cost.sync_ms
     return *times_ms, cost.states_mib, cost.activation_mib, *((1 + (freed or 0.0)) * mib for mib in cost.workspace)
 
 
 def unbeaten(choices: Sequence[Choice], numbers: NDArray[np.float64]) -> list[Choice]:
-    """The choices that no other one beats, or equals, in all numbers of their costs [choices, numbers]: others are in
-    no plan that is better than all with these."""
-    no_more = (numbers[:, None] <= numbers).all(axis=2)  # [one, other]: one takes no more of anything
+    """The choices that no other dominates in all numbers of their costs [choices, numbers]; dominated choices never
+    improve a plan."""
+    no_more = (numbers[:, None] <= numbers).all(axis=2)  # [first, second]: first is at most second in every number
     beaten = (no_more & ~np.tril(no_more & no_more.T)).any(axis=0)  # the first of equal strategies stays
     return [choice for choice, gone in zip(choices, beaten, strict=True) if not gone]
 
@@ -63,7 +63,7 @@ class PlanFamily:
 
     @classmethod
     def of(cls, plan: Plan) -> PlanFamily:
-        """The one that a plan belongs to."""
+        """The family of a plan."""
         return cls(plan.global_batch, plan.micro_batches, plan.pipeline, plan.schedule, plan.world_size, plan.chunks)
 
     @property
@@ -76,7 +76,7 @@ class PlanFamily:
 
     @property
     def setting(self) -> StageSetting:
-        """Any of its stages, as prices depend on it."""
+        """The setting of any of its stages."""
         return StageSetting(self.stage_size, self.micro_batch, self.micro_batches, self.stages)
 
     def __str__(self) -> str:
@@ -88,18 +88,18 @@ class PlanFamily:
 
 
 def without_experts(layer: LayerStrategy) -> LayerStrategy:
-    """The strategy as a dense layer has it."""
+    """The strategy for a dense layer."""
     return replace(layer, ep=1, etp=1, experts_dp_type=None)
 
 
 def suited(layer: LayerStrategy, model: ModelShape) -> LayerStrategy:
-    """The strategy as a layer of this kind has it."""
+    """The strategy for this kind of layer."""
     return layer if model.experts else without_experts(layer)
 
 
 class LayerRun(NamedTuple):
-    """Layers of one type that follow each other; or periods of layers whose types alternate. A layer, or a period, is a
-    unit: in one stage, and of one strategy."""
+    """Consecutive layers of one type, or periods of alternating types. A unit, a layer or a period, is in one stage and
+    has one strategy."""
 
     types: tuple[int, ...]  # types of the layers of a unit
     start: int  # the first layer
@@ -108,7 +108,7 @@ class LayerRun(NamedTuple):
 
 @lru_cache(maxsize=100)
 def runs_of(layer_types: tuple[int, ...], skipped: int = 0) -> tuple[LayerRun, ...]:
-    """The runs behind the first layers, counted from there; where they are too many for the core, of periods."""
+    """The runs after the first layers, counted from there; runs of periods if there are too many for the core."""
     types = layer_types[skipped:]
     single = tuple(LayerRun((kind,), span.start, len(span)) for span, kind in runs(types))
     if len(single) <= MOST_RUNS:
@@ -125,9 +125,9 @@ def runs_of(layer_types: tuple[int, ...], skipped: int = 0) -> tuple[LayerRun, .
 class Strategies:
     """The strategies of a family's plans. Shared between families and compared by identity.
 
-    Dense layers in front of all others may be priced as a part of the embedding: `prefixes` are their strategies. They
-    are in the first stage then, with another layer at least, and the core sees the layers behind them. So may an MTP
-    layer be a part of the LM head: `suffixes`.
+    Dense layers at the start may be priced as part of the embedding: `prefixes` are their strategies. They are then in
+    the first stage, with at least one other layer, and the core sees the layers after them. Likewise an MTP layer may
+    be part of the LM head: `suffixes`.
     """
 
     layers: Sequence[Sequence[LayerStrategy]]  # of each run of layers of a type that the core sees
@@ -135,7 +135,7 @@ class Strategies:
     prefixes: Sequence[tuple[LayerStrategy, ...]] = ((),)
     suffixes: Sequence[tuple[LayerStrategy, ...]] = ((),)  # strategies with the token layout of all `vocabularies`
     most_first: int | None = None  # layers of the first stage; None: any number
-    units: Sequence[Sequence[ModelShape]] = ()  # of each run the kinds of a unit's layers; (): all of one layer
+    units: Sequence[Sequence[ModelShape]] = ()  # kinds of a unit's layers for each run; (): units of one layer
 
     @property
     def in_front(self) -> int:
@@ -170,7 +170,7 @@ class Strategies:
         return [[tuple(suited(layer, kind) for kind in unit) for layer in choices] for unit, choices in of_units]
 
     def have(self, plan: Plan, layer_types: tuple[int, ...]) -> bool:
-        """Whether a plan is among those of these strategies."""
+        """Whether a plan uses only these strategies."""
         first, skipped, stop = plan.stages[0], self.in_front, len(layer_types) - len(self.suffixes[0])
         if (self.most_first is not None and first > self.most_first) or (skipped and first <= skipped):
             return False
@@ -184,7 +184,7 @@ class Strategies:
         return ends_fit and starts >= set(accumulate(plan.stages))
 
     def plan(self, family: PlanFamily, vocab: int, division: Sequence[int], choice: Sequence[int], bare: Plan) -> Plan:
-        """The plan that the core's numbers stand for; `bare` gives the fields that all plans of a search share."""
+        """The plan of the core's numbers; `bare` has the fields that all plans of a search share."""
         of_units = [unit for choices in self._of_units() for unit in choices]
         units, (of_vocab, prefix, suffix) = [of_units[number] for number in choice], self.ends[vocab]
         ends = [0, *accumulate(map(len, units))]  # layers up to each unit
@@ -203,8 +203,8 @@ class Strategies:
 
 
 def families(options: SearchOptions, world_size: int, layers: int) -> Iterator[PlanFamily]:
-    """Every family of one chunk a stage that the options leave. A pipeline of one stage has no schedule, and all are
-    the same for one micro-batch: it is listed under one."""
+    """Every family with one chunk a stage that the options allow. With one stage or one micro-batch all schedules are
+    equal: only one is listed."""
     most = min(options.max_pp_deg, layers) if options.allows("pp") else 1
     for batch in options.batches:
         for micro_batches in divisors(batch):
@@ -221,8 +221,8 @@ def families(options: SearchOptions, world_size: int, layers: int) -> Iterator[P
 
 
 def interleaved_families(options: SearchOptions, world_size: int, layers: int) -> Iterator[PlanFamily]:
-    """Every family that the options leave in which stages have several chunks. Where nobody asks for them: numbers of
-    chunks that divide layers almost evenly, and of micro-batches that stages divide, as Megatron-LM has it."""
+    """Every family with several chunks a stage that the options allow. By default only numbers of chunks that divide
+    layers almost evenly and micro-batches that are a multiple of the stages, as in Megatron-LM."""
     asked = options.max_virtual_pp_deg is not None
     for family in families(options, world_size, layers):
         if family.stages == 1 or not family.schedule.of_chunks or (family.micro_batches % family.stages and not asked):
@@ -245,7 +245,7 @@ class Space:
         cost: CostModel | None = None,
         layer_type: int = 0,
     ):
-        """List the strategies. With `cost`, strategies of experts are left out that another one beats."""
+        """List the strategies; with `cost`, without dominated strategies of experts."""
         self._one_layer = replace(model, layers=1)
         self._cost, self._layer_type = cost, layer_type
         self._assumed = assumed
@@ -268,7 +268,7 @@ class Space:
         return [layer.having(half) for layer in layers for half in halves[layer.recompute]]
 
     def _offloaded(self, layers: Sequence[LayerStrategy], family: PlanFamily) -> Iterator[LayerStrategy]:
-        """The same layers with as many activations in the host's memory as their passes hide."""
+        """The same layers with as many offloaded activations as their passes hide."""
         for layer in layers if self._options.offload_activations else ():
             if layer.recompute in (Recompute.NONE, Recompute.FULL):
                 hidden = self._cost.hidden_percent(layer, family.setting, self._layer_type) if self._cost else 100
@@ -276,9 +276,8 @@ class Space:
                     yield replace(layer, offload=hidden)
 
     def _experts(self, family: PlanFamily, recompute: Recompute) -> list[Experts]:
-        """Strategies of a layer's experts that no other one dominates. A layer's costs are the sums of those of its
-        two halves, so a half that costs no less than another in every number is in no plan that is better than
-        all others, at any percent of offloaded activations."""
+        """Strategies of a layer's experts that no other dominates. A layer's costs are the sums of its two halves'
+        costs, so a dominated half never improves a plan, at any percentage of offloaded activations."""
         size, model = family.stage_size, self._one_layer
         halves = [
             Experts(ep, etp, *states)
@@ -286,7 +285,7 @@ class Space:
             if model.experts % ep == 0 and model.expert_size % etp == 0
             for states in self._states(size, ep * etp)
         ]
-        if self._cost is None or self._options.trainer != "galvatron":  # others cannot have every half
+        if self._cost is None or self._options.trainer != "galvatron":  # other trainers cannot have every half
             return halves
         costs = [self._cost.expert_cost(half, recompute, family.setting, self._layer_type) for half in halves]
         return unbeaten(halves, np.array([cost_numbers(cost, None) for cost in costs]))
@@ -312,7 +311,7 @@ class Space:
         ]
 
     def _pieces(self, family: PlanFamily, tp: int) -> list[int]:
-        """Numbers of pieces of a rank's tokens: one, and as many as keep the logits of each small."""
+        """Numbers of pieces of a rank's tokens: one, and as many as keep each piece's logits small."""
         tokens = family.micro_batch * (self._assumed.seq_length or 0) * tp // family.stage_size
         columns = self._one_layer.padded_vocab_size(tp) // tp
         pieces = -(-tokens // max(PIECE_TOKENS, PIECE_LOGITS // columns))
@@ -324,15 +323,15 @@ class Space:
         samples = gcd(family.micro_batch, size)  # a divisor of the ranks divides a micro-batch as it divides these
         for degrees in self._allowed(size, tensor):
             dp, layer = size // degrees.ranks, tensor == "tp"
-            if samples % dp:  # most fail the check for this; it takes far less to see so
+            if samples % dp:  # cheap test that most candidates fail
                 continue
             # A degree that splits the fewest samples splits a multiple of them: one test suffices.
             if self._fits(size, dp, degrees, layer) or self._fits(size, samples, degrees, layer):
                 yield degrees
 
     def _states(self, stage_size: int, split: int, apart: int | None = None) -> list[States]:
-        """Choices for weights that `split` ranks hold together. Ranks that hold the same ones are `apart` from each
-        other, or `split`."""
+        """Choices for weights that `split` ranks hold together. Ranks with the same weights are `apart` (default
+        `split`) from each other."""
         default = self._options.default_dp_type
         alone = split == stage_size  # no other rank holds these weights
         searched = not alone and default is not DataParallel.ZERO3 and self._options.allows("sdp")
@@ -352,7 +351,7 @@ class Space:
         return [each for each in states if each[0] is dp_type] or [(dp_type, None)]
 
     def _faults(self, stage_size: int, micro_batch: int, degrees: Degrees, for_layer: bool) -> list[str]:
-        """Why no layer (or vocabulary) can have these degrees on such a stage."""
+        """The faults of these degrees for a layer (or the vocabulary) on such a stage."""
         vocab = VocabStrategy(**degrees.named)
         plan = Plan(
             world_size=stage_size,

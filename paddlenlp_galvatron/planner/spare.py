@@ -1,4 +1,4 @@
-"""Plans for fewer nodes of the same cluster, with the global batch of a plan, for the day on which nodes are lost."""
+"""Plans for fewer nodes of the same cluster with the same global batch, for when nodes are lost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class Spare:
     best: Candidate | None
     why_not: str  # reason why no plan fits
     samples_per_s: float  # 0: no plan
-    lost: float  # share of the speed of all nodes
-    lost_per_gpu: float  # share of the speed of a GPU
+    lost: float  # lost share of the speed of all nodes
+    lost_per_gpu: float  # lost share of a GPU's speed
 
 
 def spares(plan: Plan, question: Question, nodes: Sequence[int]) -> list[Spare]:

@@ -1,11 +1,10 @@
 """A whole training: days, cost and checkpoints; with failures the expected time and its range, the interval between
 checkpoints, spare nodes.
 
-Failures come at a constant rate, as those of many parts of any age together do. Frequent early failures (Weibull times
-of shape 0.7) leave the mean as it is, but only seven runs of ten are then within the range of nine of ten. A failure
-loses the time since the last checkpoint; detection, start and loading follow, which a failure may hit as well. Steps
-wait for a checkpoint that is written. J. T. Daly, "A higher order estimate of the optimum checkpoint interval for
-restart dumps", 2006.
+Failures come at a constant rate, as for many components of mixed ages. With more early failures (Weibull times of shape
+0.7) the mean is the same, but only seven runs of ten are within the range given for nine of ten. A failure loses the
+time since the last checkpoint; detection, start and loading follow and may fail as well. Steps wait while a checkpoint
+is written. J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", 2006.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from ..profiles import load_data_sheet
 from .options import SearchOptions
 
 DAY_S, HOUR_S = 24 * 3600, 3600
-RESTART_S = 600.0  # assumed where nobody says it: a failure detected, ranks started, a checkpoint loaded
-REPAIR_HOURS = 24.0  # assumed: how long a failed node is away
+RESTART_S = 600.0  # assumed by default: detect a failure, start ranks, load a checkpoint
+REPAIR_HOURS = 24.0  # assumed: downtime of a failed node
 NINE_OF_TEN = 1.645  # standard deviations on each side of the mean
-LONGEST = 50.0  # mean times between failures between two checkpoints, beyond which no run ends
+LONGEST = 50.0  # interval of checkpoints / mean time between failures, beyond which no run ends
 JOULES_OF_MWH = 3.6e9
 ENDLESS = "failures come faster than checkpoints, so the training would hardly end"
-STORED_BYTES = 12  # of a weight in a checkpoint: itself and two moments, in fp32
+STORED_BYTES = 12  # per weight in a checkpoint: weight and two moments, in fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class WholeRun:
     interval_s: float  # training between two checkpoints
     lost: float  # share of the time: checkpoints, repeated steps, restarts
     failures: float  # expected failures of the whole run
-    spare_nodes: int  # with which 19 of 20 times no failed node is waited for
+    spare_nodes: int  # enough to replace failed nodes 19 of 20 times
 
     @classmethod
     def of(cls, work_s: float, failures: Failures) -> WholeRun | None:
@@ -108,8 +107,9 @@ class WholeRun:
 
 
 def spare_nodes(away: float, sure: float = 0.95) -> int:
-    """The least number of nodes that are enough with this probability, where `away` are away on average (Poisson)."""
-    if away > 100:  # where the normal distribution is the same, and the terms would underflow
+    """The least number of spare nodes that is enough with this probability, if `away` nodes are down on average
+    (Poisson)."""
+    if away > 100:  # the normal distribution is the same here, and the terms would underflow
         return ceil(away + NINE_OF_TEN * sqrt(away))
     term = total = exp(-away)
     nodes = 0
@@ -122,9 +122,9 @@ def spare_nodes(away: float, sure: float = 0.95) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A whole training. None: not known, as nobody says the tokens, the price, the storage's speed or the failures."""
+    """A whole training. None: unknown without tokens, price, storage speed or failures."""
 
-    days: float | None  # of training on the tokens that were given, without failures
+    days: float | None  # days on the given tokens, without failures
     cost: float | None  # in the currency of the price, with failures where they are known
     checkpoint_gb: float
     save_s: float | None  # time to write a checkpoint
@@ -142,7 +142,7 @@ class Job:
         tokens_per_s: float | None,
         usual: float | None = None,
     ) -> Job:
-        """`tokens_per_s`: None where no plan fits. `usual`: tokens where nobody says how many. Raises UserError."""
+        """`tokens_per_s`: None if no plan fits. `usual`: default number of tokens. Raises UserError."""
         tokens, price, speed = options.tokens or usual, price_of(options, cluster.device), options.save_gb_per_s
         gpus, sheet = cluster.world_size, load_data_sheet(cluster.device) if cluster.device else None
         seconds = options.num_train_epochs * tokens / tokens_per_s if tokens and tokens_per_s else None
@@ -164,11 +164,11 @@ class Job:
 
     @property
     def expected_days(self) -> float | None:
-        """With failures where they are known; None: not known, or the training would hardly end."""
+        """Days including known failures; None: unknown, or the training would hardly end."""
         return self.run.days if self.run else None if self.endless else self.days
 
     def within(self, days: float | None) -> bool:
-        """Whether the training ends in so many days, where a limit is set."""
+        """Whether the training ends within the limit of days, if set."""
         return days is None or (self.expected_days is not None and self.expected_days <= days)
 
     @property
@@ -198,7 +198,7 @@ def price_of(options: JobOptions, device: str | None) -> float | None:
 
 
 def _checkpoint_gb(shape: ModelShape, task: Task) -> float:
-    """GB of a checkpoint: the weights that learn, and their moments."""
+    """GB of a checkpoint: the trained weights and their moments."""
     learning = shape.parameters
     if task.adapter_rank is not None:
         learning = sum(kind.layers * factors_of(kind.layer, task.adapter_rank).parameters for kind in shape.kinds)

@@ -1,9 +1,10 @@
-"""Profile files: read, written, checked; curves through them.
+"""Profile files: reads, writes and checks them, and interpolates between their points.
 
-`computation`, `memory` and `hardware` describe their files in the words of `schema`; `files` is common to them,
-`identity` says what a file was measured on. `dialects`, with `raw_runs`, turns other programs' files into this form;
+`computation`, `memory` and `hardware` describe their files with the types of `schema`; they share `files`, and
+`identity` checks the model and cluster of a file. `dialects`, with `raw_runs`, converts other programs' files;
 `nccl_tests` reads nccl-tests' output. Between measured points: `compute_time`, `memory_use`, `network` by `curves`.
-Without a device: `analytic` from a `data_sheet`; NCCL's own model of messages is in `network`, memory in `reserve`.
+Without a device: `analytic` from a `data_sheet`. NCCL's model of messages is in `network`, memory outside tensors in
+`reserve`.
 """
 
 from .computation import (

@@ -1,4 +1,4 @@
-"""Profiles without a device: from the model's shape and a data sheet. For clusters that are not bought yet.
+"""Profiles without a device, from the model's shape and a data sheet: for planned clusters.
 
 Compute: matrix products at their share of the peak, everything else at its share of the memory bandwidth (each kept
 number is written and read once; gathered tokens of a tp group: collectives write them, products read them). Memory: the
@@ -35,65 +35,64 @@ from .data_sheet import DataSheet
 from .files import Meta
 from .memory import STATE_BYTES, LayerMemory, MemoryProfile, Role, Variant, VocabMemory, VocabVariant
 
-BATCHES = (1, 8)  # two, so that every time mode has its points
+BATCHES = (1, 8)  # two, which every time mode needs
 DEGREES = (1, 2, 4, 8, 16)
 # Calls into Paddle of a layer's forward pass with plain kernels and with fused ones, and what a recomputed layer's has
 # more: tests/runtime/test_python_per_layer.py.
 LAYER_CALLS, FUSED_CALLS, CHECKPOINT_CALLS = 75, 56, 14
-# A flash kernel gives each multiprocessor blocks of 128 rows of a head (tokens), of which the last ones end apart: two
-# for each of 132. Measured on one H100 80GB, PyTorch 2.11, CUDA 13, forward and backward of FlashAttention-2 with 32
-# heads: 230 TFLOP/s at 4,096 tokens, 320 at 16,384, 325 at 32,768.
+# A flash kernel gives each multiprocessor blocks of 128 rows (tokens) of a head, and the last blocks end at different
+# times: two for each of 132. Measured on one H100 80GB, PyTorch 2.11, CUDA 13, forward and backward of FlashAttention-2
+# with 32 heads: 230 TFLOP/s at 4,096 tokens, 320 at 16,384, 325 at 32,768.
 
 LAST_ROWS = round(2.5 * 128 * 132)
 ON_GPUS = Fused.ATTENTION | Fused.ROPE | Fused.NORMS  # training's defaults
 
 
 # Experts. A grouped kernel reads the weights of every expert once and multiplies each row with those of one. Experts
-# that run one by one add the products of each, and calls of the host, for which a GPU waits where its own work is
-# shorter.
+# that run one by one take the sum of their products, or the host's calls if these take longer.
 GRADIENT_BYTES = 10  # a weight's gradient in 16 bits is read, and added to a sum in fp32
 PRODUCTS = 3  # an expert's gate, up and down
-# Calls of forward after the host has read the row counts: it cannot launch them ahead.
+# Calls of forward after the host has read the row counts, which it cannot launch ahead.
 CALLS_BEHIND_READ = 10
 # A grouped product's time over that of a dense one as large, or of reading its weights where that is more:
 # measured on one H100 80GB, PyTorch 2.11, CUDA 13, of 8 to 64 experts of 2,048 x 768 to 7,168 x 2,048 with 32 to 2,048
 # rows each, within 12 %. Below 230 rows an expert it waits for weights.
 GROUPED_START_US = 25
-WASTED_ROWS = 64  # of each expert: half a tile of 128 rows in the mean, as its rows seldom fill the last one
-COPIES = 3  # of each row: into the order of ranks, into that of experts, and back
-# FP8 copies of a product's input, by rows and by columns: Hopper's FP8 products take operands of one layout alone,
-# and MXFP8's scales differ by direction (Transformer Engine, user guide, "Using FP8 and FP4").
+WASTED_ROWS = 64  # per expert: on average half a tile of 128 rows, as rows seldom fill the last tile
+COPIES = 3  # copies of each row: into the order of ranks, into that of experts, and back
+# FP8 copies of a product's input, by rows and by columns: Hopper's FP8 products need operands in one layout, and
+# MXFP8's scales depend on the direction (Transformer Engine, user guide, "Using FP8 and FP4").
 QUANTISED_COPIES = 2
 
 
 class ExpertKernels(NamedTuple):
-    """How a layer's experts are computed. Calls into Paddle are those of one pass: backward has twice the kernels, but
-    no Python."""
+    """Properties of experts' kernels. Calls into Paddle are of one pass; backward has twice the kernels but no Python
+    calls."""
 
     routing: int = 40  # calls for scores, their order and the exchanges: runtime/experts.py
-    expert: int = 0  # calls for each of the rank's experts, where it runs by itself
-    once: bool = False  # a token crosses once to each rank, or node, that has some of its experts, as by DeepEP
-    copies: int = 0  # of each row, that are kept for backward besides ours
+    expert: int = 0  # calls for each of the rank's experts, if experts run one by one
+    once: bool = False  # a token is sent once to each rank, or node, with any of its experts, as in DeepEP
+    copies: int = 0  # additional copies of each row, kept for backward
 
 
 GROUPED = ExpertKernels()
-ONE_BY_ONE = ExpertKernels(expert=6)  # for each of three products: its rows, and the product
+ONE_BY_ONE = ExpertKernels(expert=6)  # for each of three products: selecting rows, and the product
 
 
 class Speed(NamedTuple):
-    """Work of a device in a millisecond, and its waits."""
+    """Work of a device per millisecond, and its waits."""
 
     flops: float  # FLOP/ms of matrix products
     layer_flops: float  # the same for products with the weights of layers
     attention_flops: float  # FLOP/ms of flash attention
     bytes: float  # bytes/ms to and from memory
-    quantise_ms: float  # to quantise a number that an FP8 product reads; 0: no FP8
+    quantise_ms: float  # to quantize an element that an FP8 product reads; 0: no FP8
     product_start_us: float
     call_us: float  # the host's time to start a kernel
 
     @classmethod
     def of(cls, sheet: DataSheet, precision: Precision, products: Products | None = None) -> Speed:
-        """Products of FP8 reach the share of their peak that others reach. Raises UserError where the chip has none."""
+        """FP8 products reach the same share of their peak as others. Raises UserError if the chip has no FP8."""
         peak = sheet.matmul_fp32 if precision is Precision.FP32 else sheet.matmul_16bit
         of_layers = sheet.matmul_8bit if products else peak
         if of_layers is None:
@@ -126,8 +125,8 @@ class _Passes:
     def times(
         self, tokens: int, kept: float, weights: int = 0, products: int = 0, flops: float = inf, pairs: float = 0.0
     ) -> PassTimes:
-        """Times of `products` matrix products with `weights` weights, at `flops` a ms, of attention's operations a
-        token, and of traffic for the kept bytes a token. Backward adds its gradients to those before."""
+        """Times of `products` matrix products with `weights` weights at `flops` per ms, of attention's operations per
+        token, and of memory traffic for the kept bytes per token. Backward adds its gradients to earlier ones."""
         product = 2 * weights * tokens / flops + products * self.speed.product_start_us / 1e3
         core = pairs * tokens / (self.speed.attention_flops if self.flash else self.speed.flops)
         traffic = 2 * kept * tokens / self.speed.bytes
@@ -155,12 +154,12 @@ class _Passes:
     def _kept(self, kind: ModelShape, seq: int, tp: int) -> float:
         all_kept = sum(layer_numbers_per_token(kind, seq, 1, True, self.fused))
         block = kind.block.kept(self.fused)
-        read = 2 * kind.hidden_size  # outputs of norms: measured products have them in their time
+        read = 2 * kind.hidden_size  # outputs of norms: measured products include them
         whole = 0 if self.sequence_parallel else block.tokens - read + block.scalars
         return self.precision.bytes * (whole + (all_kept - whole) / tp)
 
     def all(self, kinds: Sequence[ModelShape], lengths: Sequence[int]) -> dict[PassKey, PassTimes]:
-        """The times of every part, by batch, length and degree."""
+        """The times of all parts, by batch, length and degree."""
         first, last = kinds[0], kinds[-1]
         measured: dict[PassKey, PassTimes] = {}
         for length, batch in product(lengths, BATCHES):
@@ -188,7 +187,7 @@ def analytic_computation(
     sequence_parallel: bool = True,
     products: Products | None = None,
 ) -> ComputationProfile:
-    """Compute times of the model on one such device, at these sequence lengths, or those that layer types have.
+    """Compute times of the model on one such device, at these sequence lengths, or those of the layer types.
 
     `kept_bytes`: activations a token and rank of a layer of another program, by sequence length and tp degree.
     `kernels`: of experts. `sequence_parallel`: Megatron's, without which every rank of a tp group has whole tokens.
@@ -213,7 +212,7 @@ def analytic_computation(
         {at: embedding[at] + ms for at, ms in per_sample(HEAD).items() if at in embedding},
         measured,
         experts=analytic_experts(routed, speed, precision, kernels),
-        # Backward has twice the kernels, but no Python.
+        # Backward has twice the kernels but no Python calls.
         launch=PassTimes(launch_ms, launch_ms, launch_ms + checkpoint_ms),
         optimizer_ms_per_million=1e6 * optimizer_bytes / speed.bytes,
         meta=Meta.derived(sheet, model=measured_fingerprint(kinds), dtype=precision.value),
@@ -260,8 +259,8 @@ def analytic_memory(
     in_place: bool = True,
     products: Products | None = None,
 ) -> MemoryProfile:
-    """Memory of the model's parts at these sequence lengths, or those that layer types have. `in_place`: losses take
-    the place of logits; else logits, probabilities and their gradient stand side by side in fp32."""
+    """Memory of the model's parts at these sequence lengths, or those of the layer types. `in_place`: losses use the
+    logits' memory; else logits, probabilities and their gradient exist side by side in fp32."""
     layers: dict[Variant, dict[int, LayerMemory]] = {}
     vocab: dict[VocabVariant, dict[int, VocabMemory]] = {}
     kinds = kinds_of(model)
@@ -288,8 +287,8 @@ def _layer_memory(
     hidden, token_mib = kind.hidden_size, precision.bytes * seq / MIB
     kept = {tp: layer_numbers_per_token(kind, seq, tp, sequence_parallel, fused) for tp in DEGREES}
     spared = kind.block.spared_bytes(precision.bytes) if products else Kept()
-    # Backward's largest moments: inside the MLP, inside attention, and, with Megatron-SP, where products read gathered
-    # tokens: these, their gradient, and a product's share of it.
+    # Backward's peaks: inside the MLP, inside attention, and with Megatron-SP at products of gathered tokens: the
+    # tokens, their gradient, and a product's share of it.
     working = max(3 * kind.mlp_size + 2 * hidden, 2 * hidden + 5 * max(kind.q_width, kind.context_width))
     return LayerMemory(
         parameter_mib=kind.layer_parameters * FP32_BYTES / MIB,
@@ -311,8 +310,8 @@ def _vocab_memory(
     sequence_parallel: bool,
     in_place: bool,
 ) -> VocabMemory:
-    """Embedding of the first layer type, LM head of the last one, or both. `seq`: length of samples of types that
-    have none of their own."""
+    """Embedding of the first layer type, LM head of the last one, or both. `seq`: sequence length of types without
+    their own."""
     head, tables = role != "first", first.embedding.parameters if role == "first" else last.embedding.parameters
     if role == "only" and not first.tied_embeddings:
         tables += first.embedding.parameters
@@ -322,8 +321,8 @@ def _vocab_memory(
     for tp in DEGREES:
         states[tp] = STATE_BYTES * (tables / tp + head * hidden) / MIB
         words, rank_hidden = last.vocab_size / tp, hidden / (tp if sequence_parallel else 1)
-        # Exponentials take the place of logits in fp32, and their gradient that of exponentials; with them are logits
-        # or gradient in 16 bits, and behind them the hidden states' gradient.
+        # Exponentials overwrite fp32 logits, and the gradient overwrites exponentials; in addition there are logits or
+        # gradient in 16 bits, then the hidden states' gradient.
         kept_bytes = FP32_BYTES * words + 3 * rank_hidden * number if head else rank_hidden * number
         beside = words if number < FP32_BYTES else 0
         more_bytes = (beside + hidden) * number if in_place else 2 * words * FP32_BYTES
@@ -337,7 +336,7 @@ def layer_numbers_per_token(
 ) -> tuple[float, float]:
     """Saved activations of one layer, in (numbers, fp32 scalars) a token of the tp group.
 
-    Those of its sublayers, and attention's probabilities (heads x S), or with flash attention one sum a head. Without
+    Those of its sublayers, and attention's probabilities (heads x S), or with flash attention one sum per head. Without
     Megatron-SP tokens between split projections stay whole on every rank of the tp group. With it all is split.
     """
     return _on_a_rank(model.block.kept(fused), model.block.heads, seq, tp, sequence_parallel, fused)
@@ -346,7 +345,7 @@ def layer_numbers_per_token(
 def recompute_saving_per_token(
     model: ModelShape, seq: int, tp: int, sequence_parallel: bool, fused: Fused, recompute: Recompute
 ) -> tuple[float, float]:
-    """Activations that a layer does not keep if it recomputes some parts, in the same numbers."""
+    """Activations that recompute of some parts frees, in the same units."""
     saving = sum((step.spared for step in model.block.again(recompute, fused)), Kept())
     heads = model.block.heads if Recompute.ATTENTION in recompute else 0
     return _on_a_rank(saving, heads, seq, tp, sequence_parallel, fused)
@@ -356,8 +355,8 @@ def recompute_saving_per_token(
 def recompute_shares(
     model: ModelShape, seq: int, precision: Precision, fused: Fused, flops_per_byte: float
 ) -> dict[Recompute, float]:
-    """How much of a layer's forward its parts take, by matrix products and by kept numbers, of which a tp group
-    shares the work; `flops_per_byte`: that a device computes while it moves a byte."""
+    """Shares of a layer's forward that its parts take, by matrix products and kept elements, whose work a tp group
+    shares; `flops_per_byte`: operations of a device in the time of moving a byte."""
 
     def work(flops: float, numbers: tuple[float, float]) -> float:
         return flops + 2 * precision.bytes * sum(numbers) * flops_per_byte

@@ -1,4 +1,4 @@
-"""Profile of the model's compute time: one file in, one file out. Curves over it are `profiles.compute_time`'s."""
+"""Profile of the model's compute time: reads and writes its file. `profiles.compute_time` interpolates it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class CommPointKey(NamedTuple):
 
 
 class CommPointTimes(NamedTuple):
-    """Extra compute time of a rank at the communication points of a split layer."""
+    """Additional compute time of a rank at the communication points of a split layer."""
 
     forward_ms: float = 0.0
     backward_ms: float = 0.0
@@ -64,7 +64,8 @@ class CommPointTimes(NamedTuple):
 
 class ExpertPass(NamedTuple):
     """Times in ms of one pass of a layer's experts on one rank: a fixed part, one for each expert of the rank, and one
-    for each row, a token that is sent to one of its experts. However few its rows, an expert takes `least_ms`."""
+    for each row, a token that is sent to one of its experts. An expert takes at least `least_ms`, for any number of
+    rows."""
 
     call_ms: float = 0.0
     expert_ms: float = 0.0
@@ -91,13 +92,12 @@ class PassTimes:
 
     forward_ms: float
     backward_ms: float
-    recompute_ms: float | None = None  # the forward inside backward; None: as long as forward
-    shares: Mapping[Recompute, float] = field(default_factory=dict)  # shares of it that recomputing single parts takes
+    recompute_ms: float | None = None  # forward inside backward; None: equal to forward
+    shares: Mapping[Recompute, float] = field(default_factory=dict)  # its shares for recomputing single parts
 
     def launched(self, launch: PassTimes, messages_ms: float) -> PassTimes:
-        """These times, and the time that a GPU waits for its host to launch a layer. Hosts run ahead, so that this
-        counts over all passes of a layer and its messages together: a shortfall is added where the layer is
-        launched."""
+        """These times, and the time that a GPU waits for its host to launch a layer. Hosts run ahead, so this applies
+        to all passes of a layer and its messages together: a shortfall is added where the layer is launched."""
         recompute, recompute_host = self.recompute_ms or 0.0, 0.0
         if launch.recompute_ms and recompute:
             recompute_host = launch.recompute_ms * min(recompute / self.forward_ms, 1.0)
@@ -204,16 +204,16 @@ class ComputationProfile:
     heads: int
     layer_ms: Mapping[int, Mapping[Shape, float]]  # layer type -> forward ms per layer per sample, tp 1
     other_ms: Mapping[Shape, float] = field(default_factory=dict)  # all but the layers: forward ms per sample
-    passes: Mapping[PassKey, PassTimes] = field(default_factory=dict)  # finer measurements, where there are
+    passes: Mapping[PassKey, PassTimes] = field(default_factory=dict)  # finer measurements, if any
     points: Mapping[CommPointKey, CommPointTimes] = field(default_factory=dict)
-    launch: PassTimes = NOTHING  # host time to launch a layer's kernels: on a GPU its passes take no less
+    launch: PassTimes = NOTHING  # host time to launch a layer's kernels, a lower bound of its passes on a GPU
     optimizer_ms_per_million: float = 0.0  # optimizer step, ms per million parameters that a rank updates
     meta: Meta = field(default_factory=Meta)
     files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # the files it was read from
     experts: Mapping[int, ExpertTimes] = field(default_factory=dict)  # keyed by the ranks that split each expert
 
     def save(self, folder: str | Path) -> Path:
-        """Write the file under its documented name, whole or not at all; returns its path."""
+        """Write the file atomically under its documented name; returns its path."""
         values = {
             "layertype": {
                 LayerPoint(i, *at): ms for i, times in sorted(self.layer_ms.items()) for at, ms in sorted(times.items())
@@ -268,8 +268,8 @@ class ComputationProfile:
         )
 
     def with_assumed_head(self, model: ModelShape, note: Note = no_note) -> ComputationProfile:
-        """Where nothing but layers was measured: the LM head takes as long as a layer (of the last type) for as many
-        weights, since nearly all of both is matrix products."""
+        """If only layers were measured, scale the LM head's time from a layer (of the last type) by weights, since
+        nearly all of both is matrix products."""
         if self.other_ms or any(key.part == HEAD for key in self.passes):
             return self
         share = model.embedding.parameters / model.layer_parameters

@@ -1,4 +1,4 @@
-"""How long a part of the model computes, for any batch, sequence length and degree, from the measured points."""
+"""Compute times of the model's parts for any batch, sequence length and degree, from measured points."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .curves import Curve
 
 
 class TimeMode(StrEnum):
-    """How the measured points are read (Galvatron's time_profile_mode)."""
+    """Interpolation between measured points (Galvatron's time_profile_mode)."""
 
-    STATIC = "static"  # this sequence length at one batch size or more; one alone: time grows in proportion
-    BATCH = "batch"  # this sequence length at two batch sizes or more: an alpha-beta line beyond them
+    STATIC = "static"  # this sequence length at one or more batch sizes; with one, time is proportional
+    BATCH = "batch"  # this sequence length at two or more batch sizes: an alpha-beta line beyond them
     SEQUENCE = "sequence"  # other sequence lengths: time per token is a line in the sequence length
 
 
@@ -36,17 +36,17 @@ class ComputeTimes:
     def layer(self, layer_type: int, samples: float, seq: int, tp: int = 1) -> PassTimes:
         """Times in ms of one layer on one of `tp` ranks that share `samples` samples of `seq` tokens.
 
-        Backward is twice forward where it was not measured (two matrix products for each of forward's one).
-        Raises UserError when the points don't suffice.
+        Unmeasured backward is twice forward (two matrix products for each of forward's). Raises UserError if there are
+        too few points.
         """
         return self._part(layer_part(layer_type), samples, seq, tp)
 
     @once
     def points(self, layer_type: int, axis: Axis, samples: float, seq: int) -> CommPointTimes:
         """Computation of a rank at the communication points of a layer that ranks share along an axis, each with
-        `samples` samples' worth of tokens: copies and calls, without messages. 0 where it was not measured.
+        `samples` samples' worth of tokens: copies and calls, without messages. 0 if not measured.
 
-        The nearest of the measured lengths counts, by its tokens.
+        Scaled by tokens from the nearest measured length.
         """
         wanted = layer_part(layer_type), axis
         measured = [(key, ms) for key, ms in self.profile.points.items() if (key.part, key.axis) == wanted]
@@ -74,11 +74,11 @@ class ComputeTimes:
         return PassTimes(forward, of("backward"), forward), PassTimes(launch, launch, launch)
 
     def embedding(self, samples: float, seq: int, tp: int = 1) -> PassTimes:
-        """The embedding. Nothing where it was not measured apart: then it is within the head's."""
+        """The embedding. Zero if not measured separately: then the head includes it."""
         return self._part(EMBEDDING, samples, seq, tp)
 
     def head(self, samples: float, seq: int, tp: int = 1) -> PassTimes:
-        """Last norm, LM head and loss; where they were not measured apart, all of `layertype_other`."""
+        """Last norm, LM head and loss; if not measured separately, all of `layertype_other`."""
         return self._part(HEAD, samples, seq, tp)
 
     @once
@@ -126,7 +126,7 @@ class ComputeTimes:
         return seq * Curve.through(per_token.items())(seq)
 
     def _fault(self, module: str, points: Mapping[Shape, object], seq: int) -> str | None:
-        """Why the points don't determine the times at a sequence length, and what to do; None: they do."""
+        """Why the points do not determine the times at a sequence length, with the remedy; None: they do."""
         lengths = _by_length(points)
         if self.mode is TimeMode.SEQUENCE and seq not in lengths:
             wanted = 3 if module.startswith("layertype") else 2

@@ -13,9 +13,9 @@ from itertools import accumulate
 class Curve:
     """Time over size: `y = alpha + beta * x` with `alpha, beta >= 0` outside the measured points, linear between them.
 
-    One point alone means proportional (`alpha = 0`). Beyond either end the line goes through the last measured point
-    with the slope of the least-squares line, held to `0 <= beta <= y / x` of that point, so that nothing is ever
-    predicted below zero or as costing less for more than it does for nothing.
+    A single point means proportional (`alpha = 0`). Beyond either end the line goes through the last measured point
+    with the slope of the least-squares line, limited to `0 <= beta <= y / x` of that point, so that predictions are
+    never negative and never fall with size.
     """
 
     points: tuple[tuple[float, float], ...]  # (x, y), x rising

@@ -17,12 +17,12 @@ from ..model import ModelShape
 from ..model.shape import flops_per_token
 from ..plan import Assumptions, Plan, Precision
 
-LEAST, MOST = 1e-3, 1e9  # of a figure in its unit: far beyond any device, and no price of them is 0 or without end
+LEAST, MOST = 1e-3, 1e9  # range of a figure in its unit: far beyond any device, and prices stay positive and finite
 FOLDERS = (Path(__file__).parents[2] / "configs" / "nodes", Path(__file__).parents[1] / "nodes")
-CALIBRATED = "calibrated from"  # as the source of a figure begins that measured steps gave
-SHORT = {"a100": "a100-80gb", "h100": "h100-80gb"}  # of several that begin so, the one that is meant
-GUIDE = "docs/en/fit.md"  # how a sheet is written
-# Units that a figure may have, with the factor to the one that is reckoned with, and the words that may follow.
+CALIBRATED = "calibrated from"  # prefix of the source of a fitted figure
+SHORT = {"a100": "a100-80gb", "h100": "h100-80gb"}  # short names of one of several sheets
+GUIDE = "docs/en/fit.md"  # page on how to write a sheet
+# Units of a figure, with the factor to the internal unit and optional following words.
 GB_PER_S = {"GB/s": 1.0, "TB/s": 1e3, "Gb/s": 1 / 8, "Gbit/s": 1 / 8}
 TFLOPS = {"TFLOP/s": 1.0, "TFLOPS": 1.0, "PFLOP/s": 1e3, "PFLOPS": 1e3}
 MICROSECONDS = {"µs": 1.0, "us": 1.0, "ms": 1e3}
@@ -36,7 +36,7 @@ UNITS = {
     "half_ranks": {"ranks": 1.0},
     "watts": {"W": 1.0, "kW": 1e3},
 }
-# Least and most of a figure in the unit that is reckoned with; the most is ten times that of any device so far.
+# Range of a figure in the internal unit; the maximum is ten times that of any known device.
 LIMITS = {
     "memory": (1, 3_000),
     **dict.fromkeys(("matmul_8bit", "matmul_16bit", "matmul_fp32"), (0.1, 50_000)),
@@ -48,19 +48,19 @@ LIMITS = {
     "half_ranks": (1, MOST),
     "watts": (1, 20_000),
 }
-SHARE = (LEAST, 1)  # range of the others
+SHARE = (LEAST, 1)  # range of other figures
 OF_UNITS = ("", "a call", "dense", "dense TF32", *(f"a direction{of}" for of in ("", " and GPU", " and node")))
 
 
 class Figure(BaseModel):
-    """One number, where it is from, and what else says so."""
+    """One number, its source, and a second source."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     value: float = Field(ge=LEAST, le=MOST, allow_inf_nan=False)
     unit: str
     source: str = Field(min_length=1)
-    checked: str = Field(min_length=1)  # a second source that agrees, or that there is none
+    checked: str = Field(min_length=1)  # a second source that agrees, or a statement that there is none
 
 
 class Stack(StrEnum):
@@ -77,7 +77,7 @@ DEFAULTS = {name: Figure(**figure) for name, figure in _GIVEN.items()}  # figure
 
 
 class PublishedSpread(BaseModel):
-    """Speed of published runs over that predicted from the sheet, for any software: 8 of 10 are between."""
+    """Speed of published runs / prediction from the sheet, for any software: 8 of 10 are in this range."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -95,11 +95,11 @@ class DataSheet(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    device: str = Field(min_length=1)  # name of the device, as its driver has it if possible
-    drivers: tuple[str, ...] = ()  # further full names that drivers give this very device
+    device: str = Field(min_length=1)  # name of the device, the driver's if possible
+    drivers: tuple[str, ...] = ()  # further full names of this device in drivers
     gpus_per_node: Ranks
-    stack: Stack = Stack.PADDLE  # software whose speed the figures are
-    stacks: dict[Stack, dict[str, Figure]] = {}  # figures that other software reaches, by their names
+    stack: Stack = Stack.PADDLE  # software to whose speed the figures apply
+    stacks: dict[Stack, dict[str, Figure]] = {}  # figures of other software, by name
     memory: Figure  # GiB of a device
     matmul_16bit: Figure  # peak of bf16 and fp16 matrix products, TFLOP/s
     matmul_fp32: Figure  # peak of fp32 matrix products, TFLOP/s
@@ -109,21 +109,21 @@ class DataSheet(BaseModel):
     network: Figure  # GB/s a direction from one node to the others
     matmul_efficiency: Figure  # share of the peak that matrix products reach
     attention_efficiency: Figure = DEFAULTS["attention_efficiency"]  # share of the peak: flash attention, long samples
-    product_start: Figure = DEFAULTS["product_start"]  # µs in which a matrix product begins and ends, for any size
+    product_start: Figure = DEFAULTS["product_start"]  # µs of start and end of a matrix product of any size
     memory_efficiency: Figure  # share of the memory bandwidth that elementwise work reaches
     link_efficiency: Figure  # share of `link` that collectives reach
-    switch_efficiency: Figure | None = None  # share of `link` that all-reduces reach by switches that add; None: none
+    switch_efficiency: Figure | None = None  # share of `link` that all-reduces in switches reach; None: none
     network_efficiency: Figure  # share of `network` that collectives reach
-    half_ranks: Figure = HALF_RANKS  # ranks of a ring across nodes with which it reaches half of `network`'s share
-    allocator: Figure | None = None  # share of tensors that the allocator holds in addition
+    half_ranks: Figure = HALF_RANKS  # ranks of a ring across nodes at which it reaches half of `network`'s share
+    allocator: Figure | None = None  # additional allocator memory, as a share of tensors
     host_link: Figure = DEFAULTS["host_link"]  # GB/s a direction between a device and its host's memory
     watts: Figure | None = None  # limit of a device's power; None: energy is not computed
     overlap_coe: Figure  # how much slower compute and communication run side by side
     receive_coe: Figure = DEFAULTS["receive_coe"]  # how much slower a pipeline's passes run during a posted receive
     tensor_in_pipeline: Figure = DEFAULTS["tensor_in_pipeline"]  # how much longer tp collectives take in a pipeline
-    tensor_shown: Figure = DEFAULTS["tensor_shown"]  # share of the time of tp collectives that no product hides
-    published: dict[Literal["dense", "MoE"], PublishedSpread] = {}  # how fast published runs of such models are
-    launch: Figure  # µs of the host for one call that starts a kernel; unset: as the stack takes
+    tensor_shown: Figure = DEFAULTS["tensor_shown"]  # exposed share of the time of tp collectives
+    published: dict[Literal["dense", "MoE"], PublishedSpread] = {}  # speed of published runs by kind of model
+    launch: Figure  # µs of the host for one kernel launch; unset: the stack's
 
     @model_validator(mode="before")
     @classmethod
@@ -156,15 +156,15 @@ class DataSheet(BaseModel):
         return self.model_copy(update={"network": figure})
 
     def is_named(self, name: str) -> bool:
-        """Whether this is the sheet's name, the beginning of it, or a driver's full name of the device, in any
-        spelling."""
+        """Whether this is the sheet's name, its beginning, or a driver's full name of the device, ignoring case and
+        punctuation."""
         word = _plain(name)
         return bool(word) and (_plain(self.name).startswith(word) or word in map(_plain, (self.device, *self.drivers)))
 
     @field_validator("*")
     @classmethod
     def _in_its_unit(cls, value: object, info: ValidationInfo) -> object:
-        """Each figure in the unit that is reckoned with."""
+        """Each figure in the internal unit."""
         return _in_unit(value, info.field_name) if isinstance(value, Figure) and info.field_name else value
 
 
@@ -183,13 +183,13 @@ def _in_unit(figure: Figure, name: str) -> Figure:
 
 
 def data_sheets() -> dict[str, Path]:
-    """Data sheets that ship: name -> file."""
+    """Shipped data sheets: name -> file."""
     return {path.stem: path for folder in FOLDERS for path in sorted(folder.glob("*.json"))}
 
 
 def load_data_sheet(name_or_path: str | Path) -> DataSheet:
-    """A data sheet that ships, by its name, the beginning of it (h100) or its driver's full name, in any spelling; or
-    any by path. Raises UserError."""
+    """A shipped data sheet by its name, its beginning (h100) or the driver's full name, ignoring case and punctuation;
+    or any sheet by path. Raises UserError."""
     path = Path(name_or_path)
     if not path.is_file():
         path = _shipped(str(name_or_path))
@@ -203,12 +203,12 @@ def load_data_sheet(name_or_path: str | Path) -> DataSheet:
 
 
 def sheet_of_driver(name: str) -> DataSheet | None:
-    """The data sheet that ships for a device, by the full name that its driver gives: NVIDIA H100 80GB HBM3."""
+    """The shipped data sheet of a device by the driver's full name: NVIDIA H100 80GB HBM3."""
     return _by_driver().get(name)
 
 
 def sheets_named(name: str) -> list[str]:
-    """Names of the data sheets that ship and are called so, as `DataSheet.is_named` has it."""
+    """Names of the shipped data sheets that match, by `DataSheet.is_named`."""
     short = SHORT.get(_plain(name))
     return [short] if short else sorted({sheet.name for sheet in _by_driver().values() if sheet.is_named(name)})
 
@@ -280,18 +280,18 @@ class Device(BaseModel):
 
     @classmethod
     def named(cls, name: str, memory_gib: float | None = None) -> Device:
-        """A GPU by the full name that its driver gives, with its memory where the driver reports it; the rest is known
-        of the devices of shipped data sheets."""
+        """A GPU by its driver's full name, with its memory if the driver reports it; other figures come from shipped
+        data sheets."""
         sheet = sheet_of_driver(name)
         base = cls.of(sheet) if sheet else cls(is_gpu=True)
         return base.model_copy(update={"name": name, "memory_gib": memory_gib or base.memory_gib})
 
     @classmethod
     def searched(cls, plan: Plan) -> Device:
-        """The device that a plan was searched for, as its file describes it."""
+        """The device that a plan was searched for, from its file."""
         try:
             return cls.model_validate((plan.metadata.get("searched_from") or {}).get("device") or {})
-        except ValidationError:  # written by someone else
+        except ValidationError:  # written by another program
             return cls()
 
     def peak_tflops(self, assumed: Assumptions) -> float | None:

@@ -1,7 +1,7 @@
-"""Profile files of every version of Galvatron and of its PaddleNLP port, as `profiles` describes its own.
+"""Converts profile files of every version of Galvatron and of its PaddleNLP port to our form.
 
 Their files may have raw runs (`raw_runs`), sections for times and memory, keys without a batch or a length, one number
-for degree 1, bf16 weights, and entries that were never measured. Files of our own pass unchanged.
+for degree 1, bf16 weights, and entries that were never measured. Our files are unchanged.
 """
 
 import math
@@ -33,13 +33,13 @@ _LENGTH_IN_NAME = re.compile(r"_seqlen_?(\d{1,9})")
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries of a file in the form of our own."""
+    """The entries of a file in our form."""
 
     content: dict[str, Any]
     keys: tuple[str, ...] = ()  # the file's own
-    origins: dict[str, str] = field(default_factory=dict)  # place of an entry here -> in the file, where they differ
-    raw: dict[str, Any] = field(default_factory=dict)  # runs, as they stand there
-    skipped: list[str] = field(default_factory=list)  # keys that are no measurements
+    origins: dict[str, str] = field(default_factory=dict)  # key of an entry here -> key in the file, if different
+    raw: dict[str, Any] = field(default_factory=dict)  # raw runs, unchanged
+    skipped: list[str] = field(default_factory=list)  # keys that are not measurements
 
     def put(self, origin: str, entry: Any, *path: str) -> None:
         """Adds an entry under these keys."""
@@ -54,7 +54,7 @@ class Entries:
 
 
 class _Lengths:
-    """The sequence lengths, one a layer type, that a key means: a number, a list, or nothing (Galvatron 1)."""
+    """The sequence lengths of a key, one per layer type: a number, a list, or nothing (Galvatron 1)."""
 
     def __init__(self, path: str, seqs: Sequence[int], note: Note):
         self._path, self._note = path, note
@@ -115,13 +115,14 @@ def times(path: str, content: dict[str, Any], seqs: Sequence[int], note: Note) -
 
 
 def _has_no_batch(key: str) -> tuple[bool, str]:
-    """Sorts keys without a batch behind all others, by name."""
+    """Sorts keys without a batch after all others, by name."""
     match = _TIME.fullmatch(key)
     return (True, key) if match and not match[3] else (False, "")
 
 
 def _put_time(read: Entries, key: str, match: re.Match[str], value: Any, lengths: _Lengths) -> None:
-    """Puts one time where it belongs. All but the layers, in a file of several lengths, is stored for each of them."""
+    """Stores one time under our key. In a file with several lengths, the time of all but the layers is stored for
+    each."""
     layer_type, other, batch, text = match.groups()
     if not other:
         seq = lengths.of_type(key, text, layer_type)
@@ -129,10 +130,10 @@ def _put_time(read: Entries, key: str, match: re.Match[str], value: Any, lengths
         return
     for seq in dict.fromkeys(lengths.of(key, text)):
         name = f"layertype_other_bsz{batch or 1}_seq{seq}"
-        # Galvatron 2.0 writes one for each type, with the other types' layers in it: the least has least of them.
+        # Galvatron 2.0 writes one per type that includes the other types' layers: the smallest has fewest of them.
         stored = read.content.get(name, math.inf)
         if is_number(value) and (stored < value if is_number(stored) else name in read.content):
-            continue  # a value that is no number stays, to be refused
+            continue  # keeps a value that is no number, to be refused later
         read.put(key, value, name)
 
 
@@ -144,11 +145,11 @@ def memory(
     seqs: Sequence[int],
     note: Note,
 ) -> tuple[Entries, Dialect]:
-    """Entries of a memory profile in Galvatron's units, and the dialect that they were in.
+    """Entries of a memory profile in Galvatron's units, and their original dialect.
 
-    `dialects`: as our object in the file says, and as the user does. Where neither does, keys and units settle it, the
-    latter by `model`, whose layer (of type 0) fits one of them. `seqs` and `note` as for `times`. Raises UserError,
-    also when the dialect is unclear or contradictory.
+    `dialects`: from our object in the file, and from the user. If both are unset, keys and units determine it, units by
+    `model`, whose layer (of type 0) fits one of them. `seqs` and `note` as for `times`. Raises UserError, also when the
+    dialect is unclear or contradictory.
     """
     content, beside = _section(content, SECTIONS[1])
     dialect = _dialect(path, content, *dialects, model, note)
@@ -199,14 +200,14 @@ def messages(content: dict[str, Any]) -> Entries:
 
 
 def _section(content: dict[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
-    """One of SECTIONS where the content has it, else all of it; and the keys outside the sections."""
+    """One of SECTIONS if the content has it, else the whole content; and the keys outside the sections."""
     if not isinstance(content.get(name), dict):
         return content, []
     return content[name], [key for key in content if key not in SECTIONS]
 
 
 def _by_length(key: str, value: dict[str, Any], name: str) -> Iterator[tuple[str, str | None, Any]]:
-    """Entries under a key with their place and length; Galvatron 1 writes one, without a length."""
+    """Entries under a key with their place and length; Galvatron 1 writes a single entry without a length."""
     if name in value:
         yield key, None, value
     else:
@@ -242,7 +243,7 @@ def _is_unmeasured(entry: Any) -> bool:
 
 
 def _by_degree(value: Any) -> Any:
-    """Numbers by degree. Galvatron 1 writes that of degree 1 without an object."""
+    """Numbers by degree. Galvatron 1 writes the number of degree 1 without an object."""
     return {"1": value} if isinstance(value, (int, float)) else value
 
 
@@ -310,5 +311,5 @@ def layer_mib(model: ModelShape) -> float:
 
 
 def is_near(measured_mib: float, expected_mib: float) -> bool:
-    """Whether a layer's weights are the expected ones, but for an allocator's rounding."""
+    """Whether a layer's weights are the expected ones up to the allocator's rounding."""
     return abs(measured_mib - expected_mib) <= min(0.03 * expected_mib + 5, 0.25 * expected_mib)

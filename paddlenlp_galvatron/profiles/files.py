@@ -19,12 +19,12 @@ from .schema import META_KEY as META_KEY
 from .schema import Content
 
 LARGEST_BYTES = 16 * MIB  # of a profile file; the largest known has 100 kB
-GPU_LIBRARIES = ("CUDA", "NCCL")  # with which a fingerprint's driver begins where the devices are GPUs
-MOST_FILES = 32  # named in a plan as its sources
+GPU_LIBRARIES = ("CUDA", "NCCL")  # prefixes of a fingerprint's driver for GPUs
+MOST_FILES = 32  # sources that a plan names
 
 
 class Fingerprint(BaseModel):
-    """Where a profile comes from. None: not known."""
+    """The origin of a profile. None: unknown."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,7 +61,7 @@ class Meta(BaseModel):
 
     @property
     def extra(self) -> dict[str, Any]:
-        """Keys besides the known ones."""
+        """The unknown keys."""
         return dict(self.model_extra or {})
 
     def with_extra(self, units: Mapping[str, str], **extra: Any) -> Meta:
@@ -81,7 +81,7 @@ class Meta(BaseModel):
 
 
 def device_of(*metas: Meta) -> Device:
-    """The device of profiles: as they describe it, else by the full name that its driver gave."""
+    """The device of profiles: from their description, else by the driver's full name."""
     for meta in metas:
         if meta.device:
             return meta.device
@@ -108,7 +108,7 @@ class ProfileFile:
 
     @staticmethod
     def changed(summaries: object) -> list[str]:
-        """Paths of files that are there, but not as they were when their summaries were written."""
+        """Paths of files that exist but have changed since their summaries were written."""
         files = [file for file in summaries if isinstance(file, dict)] if isinstance(summaries, list) else []
         hashes = {path: file.get("sha256") for file in files[:MOST_FILES] if isinstance(path := file.get("path"), str)}
         return [path for path, sha256 in hashes.items() if _digest_if_there(path) not in (None, sha256)]
@@ -120,7 +120,7 @@ class ProfileFile:
 
 
 def _digest_if_there(path: str) -> str | None:
-    """SHA-256 of a profile file; for a path that cannot be one, a hash of no file."""
+    """SHA-256 of a profile file; for an invalid path, a hash that no file has."""
     try:
         return digest(path, LARGEST_BYTES) if Path(path).is_file() else None
     except UserError:
@@ -128,8 +128,8 @@ def _digest_if_there(path: str) -> str | None:
 
 
 class ProfileSource(TypedDict, total=False):
-    """Where profiles are, and how they are read: files that are named by a path (or its folder), and the rest by their
-    documented names from `folder`."""
+    """Places of profiles, and reading modes: files named by a path (or its folder), and others by their documented
+    names in `folder`."""
 
     folder: str | Path | None
     time_profiling_path: str | Path | None
@@ -195,7 +195,7 @@ def read_profile(path: str | Path) -> tuple[dict[str, Any], Meta | None]:
 
 
 def write_profile(path: Path, content: Content, values: Mapping[str, Any], meta: Meta) -> Path:
-    """Write the file of some values, by the names of its content, whole or not at all; returns its path."""
+    """Write values, by the names of the content, to a file atomically; returns its path."""
     own_entries, ours = content.write(values)
     meta_fields = meta.model_dump(exclude=set(content.ours), exclude_none=True)
     whole = {**own_entries, META_KEY: meta_fields | {"units": meta.units | content.units} | ours}

@@ -1,4 +1,4 @@
-"""Profile of the cluster: four files in, four files out. `profiles.network` prices messages by it."""
+"""Profile of the cluster: reads and writes its four files. `profiles.network` prices messages with it."""
 
 from __future__ import annotations
 
@@ -145,10 +145,10 @@ class HardwareProfile:
     overlap_coe: float = 1.0  # how much slower compute and communication run at the same time
     meta: Meta = field(default_factory=Meta)
     files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # the files it was read from
-    # The same by kind, where it is known; for SEND: the slowdown of passes while the next receive is posted.
+    # The same by kind, if known; for SEND: the slowdown of passes while the next receive is posted.
     overlap_by_kind: Mapping[Collective, float] = field(default_factory=dict)
     tensor_in_pipeline: float = 1.0  # how many times as long tensor parallelism's collectives take in a pipeline
-    tensor_shown: float = 1.0  # of their time, the share that is not behind products
+    tensor_shown: float = 1.0  # exposed share of their time
 
     @property
     def world_size(self) -> int:
@@ -159,9 +159,9 @@ class HardwareProfile:
         return self.overlap_by_kind.get(kind, self.overlap_coe)
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Write the files under their documented names, each whole or not at all; returns their paths.
+        """Write the files atomically under their documented names; returns their paths.
 
-        A file is left out where there is nothing to put into it.
+        Files without content are not written.
         """
         shape = (self.num_nodes, self.gpus_per_node)
         messages = {
@@ -200,10 +200,10 @@ class HardwareProfile:
     ) -> HardwareProfile:
         """Read the files.
 
-        The all-reduce file must be there unless there is one device; without the p2p file a cluster has no pipeline,
-        without sp_time messages are priced by bandwidth alone, without the overlap file nothing slows down. A file
-        named by path may be of a cluster with other nodes: its name says of which. `note` receives the assumptions for
-        a file that is not there, and what was left out. Raises UserError with all that is wrong.
+        The all-reduce file is required unless there is one device; without the p2p file a cluster has no pipeline,
+        without sp_time messages are priced only by bandwidth, without the overlap file nothing slows down. A file named
+        by path may be of a cluster with other nodes, given by its name. `note` receives the assumptions for missing
+        files, and omissions. Raises UserError with all faults.
         """
         shape = (num_nodes, gpus_per_node)
         places = [
@@ -301,7 +301,7 @@ def read_messages(path: str | Path, note: Note = no_note) -> dict[MessageGroup, 
     """Time in ms by group and message size in MiB."""
     content, meta = read_profile(path)
     ours = meta.extra.get("messages_ms") if meta else None
-    if ours is not None:  # other keys there are skipped, too
+    if ours is not None:  # other keys are skipped
         content |= objects(FilePlace(str(path), META_KEY).at("messages_ms"), ours)
     entries = foreign.messages(content)
     read = SP_TIME.read(str(path), entries, {}, note)

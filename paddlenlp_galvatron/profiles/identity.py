@@ -1,4 +1,4 @@
-"""Whether a profile belongs to the model, the dtype and the cluster that are planned for."""
+"""Checks that a profile belongs to the planned model, dtype and cluster."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ _DTYPE = re.compile(r"_profiling_(fp32|bf16|fp16)(?=[_.])")
 _SIZES = re.compile(r"_hidden_?(\d+)_head_?(\d+)")
 _PART = re.compile(r"_(attention|mlp)(?=[_.])")
 _MODEL = re.compile(r"([a-z]+)-?(\d[\d.]*)?-(\d+(?:\.\d+)?)b(?![a-z])")  # llama2-7b: family, version, billions
-# Families as they stand in names of Galvatron's models, those that are not planned here among them.
+# Families in names of Galvatron's models, including families that are not planned here.
 FAMILIES = ("llama", "qwen", "gpt", "t5", "bert", "vit", "swin", "mixtral", "moe")
 _FAMILY = re.compile(rf"_profiling_(?:fp32|bf16|fp16)_({'|'.join(FAMILIES)})(?![a-z])")
 FOREIGN = ", or galvatron search --allow_foreign_profiles"
@@ -23,8 +23,8 @@ FLOPS_A_MS = 1e13  # of one device: four times the fastest matrix units of 2025
 
 
 def require_same_model(path: str | Path, meta: Meta, models: Sequence[ModelShape], precision: Precision) -> None:
-    """Raise UserError if the file's fingerprint or name says that it is of other layers (`models`: one shape a layer
-    type) or another dtype. The number of layers is no matter."""
+    """Raise UserError if the file's fingerprint or name has other layers (`models`: one shape per layer type) or
+    another dtype. The number of layers is ignored."""
     named, model = meta.fingerprint, models[0]
     expected = measured_fingerprint(models)
     faults = []
@@ -41,7 +41,7 @@ def require_same_model(path: str | Path, meta: Meta, models: Sequence[ModelShape
 
 
 def name_faults(path: str | Path, model: ModelShape) -> list[str]:
-    """Reasons in a file's name why it is not of this model's layers."""
+    """Reasons by a file's name why it is not of this model's layers."""
     name = Path(path).name.lower()
     if of_part := _PART.search(name):
         return [f"the file's name says that it is of {of_part[1]} alone"]
@@ -59,7 +59,7 @@ def name_faults(path: str | Path, model: ModelShape) -> list[str]:
 
 
 def _another_model(name: str, model: ModelShape) -> str | None:
-    """The model in a name, where it is not this one: of another family, other layers, or another size."""
+    """The model in a name, if it is another: of another family, other layers, or another size."""
     for preset in preset_names():
         if re.search(rf"_{re.escape(preset)}(?![\da-z])", name):
             return None if _layer(_preset(preset)) == _layer(model) else preset

@@ -1,4 +1,4 @@
-"""Profile of the model's memory: one file in, one file out, in Galvatron's units, also for other files."""
+"""Profile of the model's memory: reads and writes its file, in Galvatron's units also for other dialects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .files import Meta, ProfileFile, memory_name, read_profile, write_profile
 from .raw_runs import Dialect
 from .schema import ALONE, INDEX, META_KEY, Content, FilePlace, Keys, NumberField, Part, Record, TableField, one_of
 
-Role = Literal["only", "first", "last"]  # of the stage: the only one, the first of several, the last of several
+Role = Literal["only", "first", "last"]  # of a stage: the only stage, the first or the last of several
 ROLES: dict[str, Role] = {"off": "only", "on_first": "first", "on_last": "last"}
 Key = TypeVar("Key", bound=tuple[Any, ...])
 T = TypeVar("T")
@@ -42,22 +42,22 @@ class LayerMemory:
     parameter_mib: float  # all weights of the layer at 4 bytes each
     activation_mib: Mapping[int, float]  # tp degree -> kept for backward, per sample, on one rank
     checkpoint_mib: float | None = None  # kept with recompute, per sample, tp 1
-    working_mib: Mapping[int, float] = field(default_factory=dict)  # tp -> backward's own peak above that, per sample
-    working_constant_mib: Mapping[int, float] = field(default_factory=dict)  # and for any number of samples: a gradient
-    # By the choices of parts in APART: tp -> of activation_mib, the part that is not kept where they are recomputed,
-    # and by how much backward's own peak is higher then, per sample.
+    working_mib: Mapping[int, float] = field(default_factory=dict)  # tp -> backward's peak above that, per sample
+    working_constant_mib: Mapping[int, float] = field(default_factory=dict)  # and independent of samples: a gradient
+    # By the choices of parts in APART: tp -> part of activation_mib that recompute frees, and the increase of
+    # backward's peak, per sample.
     recompute_saving_mib: Mapping[Recompute, Mapping[int, float]] = field(default_factory=dict)
     recompute_peak_mib: Mapping[Recompute, Mapping[int, float]] = field(default_factory=dict)
 
     @classmethod
     def of_entry(cls, parameter_mib: float, by_degree: Mapping[int | None, float]) -> LayerMemory:
-        """Read a file's entry; under None: activations with recompute."""
+        """Read a file's entry; activations with recompute have the key None."""
         activation_mib = {tp: mib for tp, mib in by_degree.items() if tp is not None}
         return cls(parameter_mib, activation_mib, by_degree.get(None))
 
     @property
     def by_degree(self) -> dict[int | None, float]:
-        """Activations as an entry has them."""
+        """Activations in the form of an entry."""
         by_degree: dict[Any, float] = dict(self.activation_mib)
         return by_degree if self.checkpoint_mib is None else by_degree | {None: self.checkpoint_mib}
 
@@ -67,9 +67,9 @@ class VocabMemory:
     """Memory of the vocabulary layers at one sequence length, in MiB."""
 
     states_mib: Mapping[int, float]  # tp degree -> weights of one rank at 16 bytes each
-    activation_mib: Mapping[int, float]  # tp degree -> per sample, on one rank, peak of the loss included
-    kept_mib: Mapping[int, float] = field(default_factory=dict)  # tp degree -> kept for backward alone, per sample
-    # Of the peak, by tp degree: the part that grows with the samples, per sample, and the part that does not, a table's
+    activation_mib: Mapping[int, float]  # tp degree -> per sample, on one rank, including the peak of the loss
+    kept_mib: Mapping[int, float] = field(default_factory=dict)  # tp degree -> only kept for backward, per sample
+    # The peak by tp degree: the part that grows with the samples, per sample, and the constant part, a table's
     # gradient.
     peak_mib: Mapping[int, float] = field(default_factory=dict)
     peak_constant_mib: Mapping[int, float] = field(default_factory=dict)
@@ -153,7 +153,7 @@ CONTENT = Content(
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """Measured memory of one model in one dtype, in Galvatron's units, also for other files."""
+    """Measured memory of one model in one dtype, in Galvatron's units also for other dialects."""
 
     dtype: str  # fp32, bf16, fp16
     hidden_size: int
@@ -166,11 +166,11 @@ class MemoryProfile:
 
     @property
     def flash_attention(self) -> bool | None:
-        """Whether it was measured with it, which takes no mask; None: the file does not say."""
+        """Whether it was measured with flash attention, which needs no mask; None: unknown."""
         return not any(self.mask_mib.values()) if self.mask_mib else None
 
     def save(self, folder: str | Path) -> Path:
-        """Write the file under its documented name, whole or not at all; returns its path."""
+        """Write the file atomically under its documented name; returns its path."""
         values: dict[str, Any] = {
             "layertype": _sorted(self.layers),
             "other_memory_pp": _sorted(self.vocab),
@@ -197,10 +197,9 @@ class MemoryProfile:
     ) -> MemoryProfile:
         """Read a file, of any name and any version of Galvatron or its PaddleNLP port.
 
-        `dialect` settles whose units it is in where the file doesn't say, else `model`, whose layer (of type 0) fits
-        one of them. `seqs`: sequence length of each layer type, for keys without one. `note` receives
-        assumptions, derived entries and omissions. Raises UserError with all that is wrong, also when nothing
-        names the dialect, or names contradict.
+        If the file has no dialect, `dialect` gives its units, else `model`, whose layer (of type 0) fits one of them.
+        `seqs`: sequence length of each layer type, for keys without one. `note` receives assumptions, derived entries
+        and omissions. Raises UserError with all faults, also for an unknown or contradictory dialect.
         """
         content, meta = read_profile(path)
         dialects = meta.dialect if meta else None, dialect
@@ -234,7 +233,7 @@ def _of_each(entries: Mapping[Any, Mapping[int, Any]], name: str) -> dict[Any, d
 
 
 def _add(at: FilePlace, keys: Keys[Any], name: str, table: Mapping[Any, Mapping[int, Any]], entries: Any) -> None:
-    """Puts the numbers under a name of our object, at a place, into the field of the entries that they belong to."""
+    """Stores the numbers under a name of our object in the field of their entries."""
     attribute, parts = OF_PARTS.get(name, (name, None))
     for key, lengths in table.items():
         where = at.at(keys.write(key))

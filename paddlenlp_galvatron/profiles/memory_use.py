@@ -1,4 +1,4 @@
-"""How much memory a part of the model takes, for any degree and sequence length, from the measured points."""
+"""Memory of the model's parts for any degree and sequence length, from measured points."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .memory import LayerMemory, MemoryProfile, Role, Variant, VocabMemory, Voca
 
 
 class MemoryMode(StrEnum):
-    """How the measured points are read (Galvatron's memory_profile_mode)."""
+    """Interpolation between measured points (Galvatron's memory_profile_mode)."""
 
     STATIC = "static"  # this sequence length
     SEQUENCE = "sequence"  # other lengths: a line in the sequence length
@@ -24,7 +24,7 @@ class MemoryMode(StrEnum):
 class MemoryUse:
     """Memory of layers and vocabulary layers of one model, MiB on one rank.
 
-    Over the degree t all sizes are read as a line in 1/t: split parts fall with t, replicated ones stay.
+    Over the degree t all sizes are a line in 1/t: split parts fall with t, replicated parts are constant.
     """
 
     def __init__(self, profile: MemoryProfile, mode: MemoryMode = MemoryMode.STATIC):
@@ -40,7 +40,7 @@ class MemoryUse:
         raise _missing_layer(layer_type)
 
     def vocab_states_measured(self) -> dict[str, float]:
-        """Role of the stage -> the vocabulary layers' weights at 16 bytes each, where degree 1 was measured."""
+        """Role of the stage -> the vocabulary layers' weights at 16 bytes each, if degree 1 was measured."""
         return {
             role: lengths[max(lengths)].states_mib[1]
             for (role, _), lengths in self.profile.vocab.items()
@@ -48,12 +48,12 @@ class MemoryUse:
         }
 
     def without_megatron_sp(self) -> list[str]:
-        """Keys of the layer types that were measured without Megatron-SP alone."""
+        """Keys of the layer types that were measured only without Megatron-SP."""
         measured = self.profile.layers
         return [f"layertype_{t}" for t, sp in sorted(measured) if not sp and Variant(t, True) not in measured]
 
     def activation_mib(self, layer_type: int, tp: int, seq: int, sequence_parallel: bool) -> float:
-        """Kept for backward by one layer, per sample of the tp group."""
+        """MiB kept for backward by one layer, per sample of the tp group."""
         lengths, split = self._layer(layer_type, sequence_parallel)
         name = f"layertype_{layer_type}.tp_activation_per_bsz_dict"
         return self._over_lengths(name, lengths, seq, lambda m: _at_degree(name, m.activation_mib, tp, split))
@@ -73,7 +73,7 @@ class MemoryUse:
         return self._over_lengths(name, measured, seq, mib)
 
     def checkpoint_mib(self, layer_type: int, seq: int) -> float:
-        """Kept by one layer with recompute, per sample, all tokens."""
+        """MiB kept by one layer with recompute, per sample, all tokens."""
         for sequence_parallel in (True, False):
             lengths = self.profile.layers.get(Variant(layer_type, sequence_parallel), {})
             measured = {length: m.checkpoint_mib for length, m in lengths.items() if m.checkpoint_mib is not None}
@@ -87,15 +87,15 @@ class MemoryUse:
     def recompute_saving_mib(
         self, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
     ) -> float | None:
-        """Part of `activation_mib` that a layer which recomputes parts does not keep; None: not measured."""
+        """Part of `activation_mib` that recompute of parts frees; None: not measured."""
         saving = self._of_parts("recompute_saving_mib", layer_type, recompute, tp, seq, sequence_parallel)
         return None if saving is None else sum(saving)
 
     def recompute_peak_mib(
         self, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
     ) -> float | None:
-        """Per sample, the memory of backward beyond `working_mib` where parts are recomputed one after the other: each
-        finds the activations of those before it in memory. None: not measured."""
+        """Per sample, the memory of backward beyond `working_mib` if parts are recomputed one after the other, each
+        with the activations of earlier parts in memory. None: not measured."""
         peak = self._of_parts("recompute_peak_mib", layer_type, recompute, tp, seq, sequence_parallel)
         saving = self._of_parts("recompute_saving_mib", layer_type, recompute, tp, seq, sequence_parallel)
         if peak is None or saving is None:
@@ -106,7 +106,7 @@ class MemoryUse:
     def _of_parts(
         self, field: str, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
     ) -> list[float] | None:
-        """A number of each of the parts that are measured; None: of one it is not."""
+        """A number for each measured part; None: it is missing for one."""
         lengths, _ = self._layer(layer_type, sequence_parallel)
         parts_mib = [
             {length: mib for length, memory in lengths.items() if (mib := getattr(memory, field).get(parts))}
@@ -134,8 +134,8 @@ class MemoryUse:
     def vocab_activation_mib(
         self, role: Role, tp: int, seq: int, sequence_parallel: bool, samples: float
     ) -> tuple[float, float]:
-        """Activations of the vocabulary layers for `samples` samples of the vtp group: at the loss's peak, and kept by
-        each micro-batch in flight (the same where only the peak is known)."""
+        """Activations of the vocabulary layers for `samples` samples of the vtp group: at the loss's peak, and kept per
+        micro-batch in flight (equal if only the peak is known)."""
         lengths = self._vocab(role, sequence_parallel)
         name = f"other_memory ({role} stage).activation"
 
@@ -151,7 +151,7 @@ class MemoryUse:
         return peak, min(kept, peak)
 
     def _layer(self, layer_type: int, sequence_parallel: bool) -> tuple[Mapping[int, LayerMemory], bool]:
-        """Entries with Megatron-SP as wanted, or else without; and whether one degree determines all others."""
+        """Entries with the wanted Megatron-SP, or else without; and whether one degree determines all others."""
         for sp in (sequence_parallel, not sequence_parallel):
             lengths = self.profile.layers.get(Variant(layer_type, sp))
             if lengths:

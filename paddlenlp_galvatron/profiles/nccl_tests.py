@@ -1,7 +1,7 @@
 """Output of nccl-tests (all_reduce_perf and its kin) as a hardware profile.
 
-Sizes mean the same there as here: the whole buffer that a collective reduces, gathers, scatters or exchanges, and what
-one rank sends. Out-of-place times are taken. A prefix that a launcher puts before each line, such as a rank or the
+Sizes have the same meaning: the whole buffer that a collective reduces, gathers, scatters or exchanges, and the bytes
+that one rank sends. Uses out-of-place times. A prefix that a launcher puts before each line, such as a rank or the
 time, is skipped.
 """
 
@@ -31,10 +31,10 @@ _RANK = re.compile(
 )
 _VERSION = re.compile(r"nccl-library=(\d+)|NCCL version (\S+)")
 _ROW = re.compile(r"\d{1,19} {1,30}\d{1,19} {1,30}[a-z]\w+ .*")  # size in bytes, number of elements, their type
-_RUN = re.compile(r"# *nThread \d")  # part of each run's first lines
+_RUN = re.compile(r"# *nThread \d")  # appears once in each run's first lines
 _FAILURE = re.compile(r"Out of bounds values *: *\d+ FAILED|Test (\w+ )?failure.*")
 LARGEST_LOG = 4 * MIB  # bytes; one has 10 kB
-UNCHECKED = "N/A"  # entry instead of the number of wrong elements
+UNCHECKED = "N/A"  # entry if wrong elements were not counted
 COLUMNS = 4  # time in us, algorithm bandwidth and bus bandwidth in GB/s, errors; out of place, then in place
 ROUNDING = 0.01  # of times and bandwidths, relative, besides the last digit printed
 
@@ -74,7 +74,7 @@ def import_nccl_tests(paths: Iterable[Path], num_nodes: int, gpus_per_node: int)
 
 
 def read_log(path: Path, num_nodes: int, gpus_per_node: int) -> NcclLog:
-    """One log. Raises UserError: not such a log, or of a group that the cluster does not have."""
+    """One log. Raises UserError if it is no such log, or of a group that the cluster does not have."""
     text = read_bytes(path, LARGEST_LOG).decode(errors="replace")
     if text.lstrip("\ufeff\n ").startswith("{"):
         raise UserError(f"{path}: is JSON; give the output of nccl-tests")

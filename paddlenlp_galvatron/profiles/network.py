@@ -1,7 +1,7 @@
-"""Prices messages: by measured times where the group was measured, by bandwidth where it was not. Without measurements
-by NCCL's own model of a collective: its fastest algorithm and protocol, each latency + bytes / bandwidth.
+"""Prices messages by measured times of the group, else by bandwidth. Without measurements by NCCL's model of a
+collective: its fastest algorithm and protocol, each latency + bytes / bandwidth.
 
-Constants and formulas are those by which NCCL chooses (src/graph/tuning.cc of 2.28: base and hardware latencies, and
+Constants and formulas are those of NCCL's tuning (src/graph/tuning.cc of 2.28: base and hardware latencies, and
 the shares of `ncclTopoTuneModel`), so that short messages cost the time of their steps, and not bandwidth alone. Left
 out: its correction of trees for medium sizes, ceilings of a channel by chip, and switches that reduce across nodes.
 """
@@ -23,7 +23,7 @@ MESSAGES_MIB = (1 / 64, 1 / 4, 1.0, 8.0, 32.0, 128.0, 1024.0)
 
 
 class Place(NamedTuple):
-    """Where the ranks of a group sit, as far as its speed depends on it."""
+    """The placement of a group's ranks on nodes."""
 
     size: int  # ranks
     nodes: int = 1  # nodes that it spans
@@ -36,15 +36,15 @@ class Place(NamedTuple):
 
 
 class Network:
-    """Time of a collective on a place. Monotone in the message's size; a group of one rank costs nothing."""
+    """Time of a collective for a placement. Monotone in the message's size; a group of one rank costs nothing."""
 
     def __init__(self, profile: HardwareProfile):
         self.profile = profile
 
     def collective_ms(self, kind: Collective, group: Place, mib: float, joined: bool = False) -> float:
-        """Time in ms; `Collective` says what `mib` measures. Raises UserError where nothing was measured.
+        """Time in ms; `Collective` defines `mib`. Raises UserError if nothing was measured.
 
-        `joined`: the time that these bytes add to a message that is sent anyway, so without an own latency.
+        `joined`: time that these bytes add to an existing message, so without latency.
         """
         if group.size == 1 or mib == 0:
             return 0.0
@@ -58,13 +58,13 @@ class Network:
         return self._send(stages)(mib)
 
     def receive_slowdown(self, stages: int) -> float:
-        """How many times as long a pass takes while the receive of the next one is posted: on a GPU that holds some of
-        the multiprocessors that the pass computes with."""
+        """Slowdown of a pass while the receive of the next is posted, which on a GPU occupies some of its
+        multiprocessors."""
         return 1.0 if stages == 1 else self.profile.overlap_by_kind.get(Collective.SEND, 1.0)
 
     def tensor_share(self, stages: int) -> float:
-        """The time of tensor parallelism's collectives that a pass waits for, in a pipeline of `stages` stages, over
-        their time alone."""
+        """Exposed time of tensor parallelism's collectives in a pass, in a pipeline of `stages` stages / their time
+        alone."""
         return self.profile.tensor_shown * (1.0 if stages == 1 else self.profile.tensor_in_pipeline)
 
     def measured_place(self, size: int, consecutive: bool) -> Place:
@@ -97,7 +97,7 @@ class Network:
         return []
 
     def _latency(self, kind: Collective, group: Place) -> float:
-        """Time in ms of an empty message, from the measured group of the nearest size; 0 where none was measured."""
+        """Time in ms of an empty message, from the measured group of the nearest size; 0 if none was measured."""
         sizes = {g.size: Curve.rising(t.items()) for g, t in self.profile.messages_ms.items() if g.kind is kind and t}
         return sizes[_nearest(sizes, group.size)].latency if sizes else 0.0
 
@@ -173,9 +173,9 @@ def _unmeasured(group: Place, where: str) -> UserError:
 
 
 class Protocol(StrEnum):
-    """How data and flags travel."""
+    """NCCL's protocols of data and flags."""
 
-    LL = "LL"  # 4 bytes of data and 4 of flag: quick, a fraction of the bandwidth
+    LL = "LL"  # 4 bytes of data and 4 of flag: low latency, a fraction of the bandwidth
     LL128 = "LL128"  # 120 bytes of data and 8 of flag
     SIMPLE = "Simple"  # large chunks with a fence: all of the bandwidth
 
@@ -195,7 +195,7 @@ SWITCH_US = 25.0  # latency of an all-reduce by a node's switches
 LL_ACROSS_NODES = 1.8  # factor on an LL step inside a node, if the group spans several
 PLATEAU = 1.9  # factor on the latency of Simple in a long ring across nodes
 TREE_SHARE = 0.92  # share of ring bandwidth
-LL128_SHARE = 0.92  # 120 / 128, less a little
+LL128_SHARE = 0.92  # slightly less than 120 / 128
 LL_SHARE_RING, LL_SHARE_TREE = 1 / 2, 1 / 3.8
 
 
@@ -260,7 +260,7 @@ def _inside_us(protocol: Protocol, nodes: int, steps: dict[str, dict[Protocol, f
 
 
 def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | None = None) -> HardwareProfile:
-    """Bandwidths and message times of a cluster of such nodes, all of whose links work at once."""
+    """Bandwidths and message times of a cluster of such nodes, with all links in use."""
     gpus = gpus_per_node or sheet.gpus_per_node
     world = num_nodes * gpus
     inside = sheet.link.value * sheet.link_efficiency.value * GB_PER_S
@@ -305,7 +305,7 @@ def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | Non
 
 def _bandwidths(size: int, nodes: int, gpus: int, inside: float, node: float) -> Iterator[tuple[Collective, float]]:
     """Bus bandwidth of each kind over `size` ranks on some nodes. All groups that cross a node's link at once share it.
-    A ring crosses it once for all ranks of a node; of an all-to-all each rank sends its tokens for other nodes."""
+    A ring crosses it once for all ranks of a node; in an all-to-all each rank sends its tokens for other nodes."""
     ring = inside if nodes == 1 else min(node * size / nodes / gpus, inside)
     yield from ((kind, ring) for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER))
     crossing = nodes > 1 and (1 - 1 / nodes) / (1 - 1 / size)  # share of the bytes that a rank sends
@@ -313,7 +313,7 @@ def _bandwidths(size: int, nodes: int, gpus: int, inside: float, node: float) ->
 
 
 def _places(num_nodes: int, gpus: int) -> Iterator[tuple[int, bool, int]]:
-    """Groups as (ranks, consecutive, nodes): ranks 0, 1, ..., and across nodes 0, W/n, 2 W/n, ... of all W, too."""
+    """Groups as (ranks, consecutive, nodes): ranks 0, 1, ..., and across nodes also 0, W/n, 2 W/n, ... of all W."""
     world = num_nodes * gpus
     for size in divisors(world)[1:]:
         yield size, True, -(-size // gpus)

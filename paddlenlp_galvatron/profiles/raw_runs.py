@@ -1,6 +1,6 @@
 """Derives entries from a file's raw runs, as Galvatron's profilers (and the PaddleNLP port's) do after all runs.
 
-Both functions return entries as they stand in a file, in the file's own units, for entries that the file itself lacks.
+Both functions return missing entries of the file in its form and units.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 Dialect = Literal["galvatron", "paddlenlp"]
-LARGEST = 1e12  # no ms, MiB or MiB/ms that was measured lies beyond
+LARGEST = 1e12  # above any measured ms, MiB or MiB/ms
 _ONE = r"[1-9]\d{0,5}"
 _EACH = rf"{_ONE}(?:,\s*{_ONE}){{0,15}}"  # a number a layer type
 SEQ = rf"{_ONE}|\[{_EACH}\]"
@@ -23,22 +23,22 @@ MEMORY_RUN: dict[Dialect, re.Pattern[str]] = {
 _CELL = re.compile(TIME_RUN.pattern + r"_(rank\d+|first|last)_(ms|act|act_peak)")
 # States of one parameter in a run by its share in `parameter_size`: 16 of 4 bytes, 18 of 2.
 STATES_A_SIZE: dict[Dialect, int] = {"galvatron": 4, "paddlenlp": 9}
-FILLED_DEGREES = (2, 4, 8)  # half of the degree before them where they were not run
+FILLED_DEGREES = (2, 4, 8)  # if not run, half of the previous degree
 
-Layers = tuple[int, ...]  # how many of each type a run had
+Layers = tuple[int, ...]  # number of layers of each type in a run
 
 
 class RunPoint(NamedTuple):
-    """Batch and length of runs that are compared."""
+    """Batch and length of runs to compare."""
 
     batch: int  # samples
     seq: str  # as in the key: a number, a list, or nothing
 
 
 def derived_times(content: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
-    """Entries `layertype_…` for types that the file has no time of, and the runs without one.
+    """Entries `layertype_…` for types without a time in the file, and the runs without an entry.
 
-    A layer takes the additional time of a run with more of its type; the rest is all but the layers.
+    A layer takes the additional time of a run with more layers of its type; the rest is all but the layers.
     """
     runs: dict[RunPoint, dict[Layers, float]] = {}
     for key, value in content.items():
@@ -169,7 +169,7 @@ def _vocabulary(
     kept: Mapping[int, list[float]],
     halved: bool,
 ) -> dict[str, Any]:
-    """Memory of a stage's first and last rank besides their layers: the least of all runs, in the port the most."""
+    """Memory of a stage's first and last rank without their layers: the least of all runs, in the port the most."""
     chosen = max if dialect == "paddlenlp" else min
     entries: dict[str, dict[str, dict[int, float]]] = {}
     for run in runs:
@@ -200,7 +200,7 @@ def _vocabulary(
 
 
 def _stage(layers: Layers, pp: int, stage: int) -> list[int]:
-    """Types of the layers of a stage, all types in a row shared out evenly."""
+    """Types of the layers of a stage, if all layers in order are divided evenly."""
     row = [kind for kind, number in enumerate(layers) for _ in range(number)]
     each = len(row) // pp
     return row[stage * each : (stage + 1) * each]
@@ -215,7 +215,7 @@ def _filled(by_degree: Mapping[int, float], halved: bool) -> dict[str, float]:
 
 
 def _compared(runs: Mapping[Layers, object]) -> tuple[Layers, list[Layers]]:
-    """The shortest model, and for each type the one that has more of this type alone; none where one is missing."""
+    """The shortest model, and for each type the model with more layers of only this type; empty if one is missing."""
     base = min(runs, default=())
     longer = []
     for i in range(len(base)):

@@ -1,6 +1,6 @@
-"""Memory of a GPU besides tensors, part by part: between the estimate (tensors) and the upper bound (all of it).
+"""Memory of a GPU outside tensors, in parts: the difference between the estimate (tensors) and the upper bound.
 
-The one definition behind `context_mib`'s default: search, fit and what profiles say of `reserved` go by it.
+The only definition of `context_mib`'s default, for search, fit and profiles' `reserved`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from .files import Meta
 
 
 class ReservePart(NamedTuple):
-    """Something on a device that is no tensor of the model."""
+    """Memory on a device outside the model's tensors."""
 
     name: str
     mib: float
     source: str
 
     def measured(self, mib: float | None) -> ReservePart:
-        """The part with `mib` where a profile measured it."""
+        """The part with a profile's measured `mib`, if any."""
         return self if mib is None else self._replace(mib=mib, source="measured: profiles")
 
     def times(self, count: int) -> ReservePart:
-        """So many of it."""
+        """`count` times this part."""
         return self._replace(mib=count * self.mib, source=f"{count}, {self.source}")
 
 
@@ -51,30 +51,29 @@ WORKSPACES = ReservePart("workspaces", 128.0, "cuBLAS documents 32 MiB a handle 
 # buffer sizes. A ring inside a node has 16 channels.
 COMMUNICATOR_MIB = 16 * (0.5 + 4.7 + 4.0)
 COMMUNICATOR = ReservePart("communicators", COMMUNICATOR_MIB, "each with NCCL's default buffers of 16 channels")
-# For which a search leaves room, which does not know yet whose groups to count. A rank's distinct ones: tensor,
-# sharding and whole stage, those of the vocabulary layers, and both neighbours in the pipeline. Most plans have fewer;
-# four strategies in a pipeline have 12, of which those for messages between stages take less.
+# Communicators that a search reserves before a plan is known. A rank's distinct groups: tensor, sharding and whole
+# stage, those of the vocabulary layers, and both neighbours in the pipeline. Most plans have fewer; four strategies in
+# a pipeline have 12, of which those for messages between stages take less.
 COMMUNICATORS = 9
-# The allocator's memory besides tensors, where no profile measured it: a share of all of them, and of working memory,
-# whose freed blocks fit no other tensor. These two are the least that cover PaddleFleet's 24 runs of Qwen3-8B on H800
-# that left a tenth of the GPU free (a linear program over predicted and reserved memory). It reserved 3 % more
-# than the tensors at the median, 7.2 % at most; in the run that filled its GPU 15 %, as an allocator takes more where
-# there is more.
+# The allocator's overhead, if not measured: a share of all tensors, and of working memory, whose freed blocks fit no
+# other tensor. These two are the smallest that cover PaddleFleet's 24 runs of Qwen3-8B on H800 that left a tenth of the
+# GPU free (a linear program over predicted and reserved memory). It reserved 3 % more than the tensors at the median,
+# 7.2 % at most; in the run that filled its GPU 15 %, as an allocator takes more where there is more.
 ALLOCATOR, WORKING = 0.0263, 0.806
 MEAN_ALLOCATOR, MOST_ALLOCATOR, FULL_ALLOCATOR = 0.03, 0.072, 0.15
-FULL = 0.75  # of a GPU, by tensors: from here on it counts as filled
+FULL = 0.75  # share of a GPU's memory in tensors from which it counts as filled
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Memory of a device besides tensors."""
+    """Memory of a device outside tensors."""
 
     parts: tuple[ReservePart, ...] = ()  # independent of tensors
     allocator: float = 0.0  # reserved by the allocator and used by no tensor, as a share of the tensors' memory
     working: float = 0.0  # freed working memory that no other tensor can use, as a share of it
     allocator_source: str = ""
-    measured: bool = False  # the allocator's share was
-    communicator: ReservePart = COMMUNICATOR  # one of those that are among the parts
+    measured: bool = False  # whether the allocator's share was measured
+    communicator: ReservePart = COMMUNICATOR  # a communicator, of which `parts` has several
 
     @property
     def fixed_mib(self) -> float:
@@ -82,7 +81,7 @@ class Reserve:
 
     @property
     def freed(self) -> float | None:
-        """Share of freed working memory that the allocator keeps; None: no allocator is counted."""
+        """Share of freed working memory that the allocator keeps; None: no allocator overhead."""
         return self.working if self.allocator else None
 
     def having(self, communicators: int) -> Reserve:
@@ -91,36 +90,35 @@ class Reserve:
         return replace(self, parts=tuple(counted if amount.name == counted.name else amount for amount in self.parts))
 
     def allocator_mib(self, tensors_mib: float, working_mib: float) -> float:
-        """The most that the allocator takes of a device whose tensors take this at their peak, `working_mib` of it
-        working memory, while it has room."""
+        """Upper bound of the allocator's memory for this peak of tensors, `working_mib` of it working memory, while the
+        device is not full."""
         return (tensors_mib + self.working * working_mib) * (1 + self.allocator)
 
     def bound_mib(self, tensors_mib: float, working_mib: float) -> float:
-        """The most that the device holds: the allocator's, and independent of tensors."""
+        """Upper bound of the device's memory: the allocator's, and the fixed parts."""
         return self.allocator_mib(tensors_mib, working_mib) + self.fixed_mib
 
     def reserved_mib(self, tensors_mib: float, device_mib: float) -> float:
-        """The allocator's own peak, as published runs have it: an estimate."""
+        """Estimate of the allocator's peak, from published runs."""
         usual = FULL_ALLOCATOR if tensors_mib > FULL * device_mib else MEAN_ALLOCATOR
         return tensors_mib * (1 + (self.allocator if self.measured else usual))
 
     def context_mib(self, device_mib: float) -> float:
-        """Memory to take off a device so that the bound of tensors, and freed working memory, in the rest is within its
-        size."""
+        """Memory to subtract from a device so that tensors and freed working memory fit in the rest."""
         return device_mib - max(device_mib - self.fixed_mib, 0.0) / (1 + self.allocator)
 
     def sets(self, context_mib: float, device_mib: float) -> bool:
-        """Whether a device of this size keeps that much free by this reserve, and not by the user's word."""
+        """Whether this reserve, and not the user, sets that much free memory on a device of this size."""
         return bool(self.parts) and isclose(context_mib, self.context_mib(device_mib))
 
     def parts_on(self, device_mib: float) -> list[ReservePart]:
-        """All parts on a device that is filled."""
+        """All parts on a filled device."""
         share = self.context_mib(device_mib) - self.fixed_mib
         return [*self.parts, *([ReservePart("allocator", share, self.allocator_source)] if self.allocator else ())]
 
 
 def reserve_of(device: Device, ranks: int, measured: MeasuredReserve = MeasuredReserve()) -> Reserve:
-    """The reserve of a GPU; nothing for a processor, or where no device is named."""
+    """The reserve of a GPU; empty for a CPU or an unnamed device."""
     if not device.is_gpu:
         return Reserve()
     communicator = COMMUNICATOR.measured(measured.communicator_mib)

@@ -1,7 +1,7 @@
-"""How profile files are described: the form of keys, and the numbers under them with their units.
+"""Descriptions of profile files: the form of keys, and the numbers under them with units.
 
-`computation`, `memory` and `hardware` have the descriptions (`Content`) of their files. Reading, writing, errors that
-name file and key, the units in a file, and the table of the documentation come from them.
+`computation`, `memory` and `hardware` have the descriptions (`Content`) of their files, from which reading, writing,
+errors with file and key, units in a file, and the documentation's table are derived.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..base import Faults, Note, UserError, shortened
 from .dialects import Entries
 from .raw_runs import LARGEST
 
-SMALLEST = 1e-9  # ms, MiB or MiB/ms: less was never measured
+SMALLEST = 1e-9  # ms, MiB or MiB/ms: below any measurement
 META_KEY = "galvatron"  # the object in each file that is ours
 
 T = TypeVar("T")
@@ -29,8 +29,8 @@ class FilePlace(NamedTuple):
     """A place in a file."""
 
     path: str
-    key: str = ""  # all keys on the way to it, with dots
-    origins: Mapping[str, str] = {}  # places of another dialect's entries: as we have them -> as they stand in the file
+    key: str = ""  # all keys of its path, joined by dots
+    origins: Mapping[str, str] = {}  # entries of another dialect: our key -> key in the file
 
     def at(self, key: str) -> FilePlace:
         """The place under a key of the object here."""
@@ -38,7 +38,7 @@ class FilePlace(NamedTuple):
 
     @property
     def own_key(self) -> str:
-        """The place by the file's own keys."""
+        """The place by the keys of the file."""
         for derived, origin in self.origins.items():
             if self.key == derived or self.key.startswith(f"{derived}."):
                 return origin + self.key[len(derived) :]
@@ -48,7 +48,7 @@ class FilePlace(NamedTuple):
         return f"{self.path}: {self.own_key}"
 
     def unknown(self, expected: str) -> UserError:
-        """The error for a key that no rule knows."""
+        """The error for an unknown key."""
         return UserError(f"{self.path}: {shown(self.own_key)}: unknown key; expected {expected}; correct or remove it")
 
 
@@ -64,7 +64,7 @@ class Values(Protocol[T_co]):
 
 @dataclass(frozen=True)
 class NumberField:
-    """A number that is finite and not negative; one that is too small to have been measured is zero."""
+    """A finite, nonnegative number; smaller numbers than any measurement become zero."""
 
     unit: str
     above_zero: bool = False
@@ -88,7 +88,7 @@ class NumberField:
 
 @dataclass(frozen=True)
 class Part(Generic[T]):
-    """A part of a key that varies."""
+    """A variable part of a key."""
 
     pattern: str  # regular expression without groups
     read: Callable[[FilePlace, str], T]
@@ -206,7 +206,7 @@ class Content:
     command: str  # `galvatron profile …` that measures it
     entries: Mapping[str, tuple[TableField[Any, Any], str]]  # Galvatron's, by name: table, "unit: meaning"
     ours: Mapping[str, tuple[Values[Any], str]] = field(default_factory=dict)  # inside our `galvatron` object
-    begins: tuple[str, ...] = ()  # a key that begins so, but is no entry's, is a mistake; others are skipped
+    begins: tuple[str, ...] = ()  # prefixes: an unknown key with one of these is an error; others are skipped
 
     @property
     def units(self) -> dict[str, str]:
@@ -214,7 +214,7 @@ class Content:
         return {name: meaning for name, (_, meaning) in [*self.entries.items(), *self.ours.items()]}
 
     def read(self, path: str, read: Entries, ours: Mapping[str, Any], note: Note) -> dict[str, Any]:
-        """Returns values by name: tables without entries are empty, names that our object lacks are left out. Raises
+        """Returns values by name: tables without entries are empty, names missing in our object are absent. Raises
         UserError with every fault."""
         result: dict[str, Any] = {name: {} for name in self.entries}
         faults, strange, file = Faults(), [], FilePlace(path, origins=read.origins)
@@ -239,7 +239,7 @@ class Content:
         return result
 
     def lacking(self, path: str, read: Entries, wanted: str) -> UserError:
-        """The error for a file without its expected content, which may be another file than was meant."""
+        """The error for a file without its expected content, which may be the wrong file."""
         first = [shown(key, 40) for key in read.keys][:3]
         has = f"; its keys are {', '.join(first)}, …" if first else ""
         wanted += " and no raw runs that contain one" if read.raw else ""
@@ -265,5 +265,5 @@ def entries(at: FilePlace, value: object) -> Iterator[tuple[str, Any]]:
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """A value as it may stand in a message."""
+    """A value for a message."""
     return shortened(json.dumps(value) if isinstance(value, (str, list, dict)) else repr(value), limit)

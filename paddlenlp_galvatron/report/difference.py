@@ -49,7 +49,7 @@ def differing_fields(a: Plan, b: Plan) -> dict[str, tuple[str, str]]:
 
 
 def differing_layers(a: Plan, b: Plan) -> list[tuple[str, str, str]]:
-    """Layers whose strategy or stage differs, like ones as one: their numbers, and what each plan has."""
+    """Layers whose strategy or stage differs, in runs: their numbers, and the values in each plan."""
     ours, theirs = _placed(a), _placed(b)
     count = max(len(ours), len(theirs))
     pairs = [
@@ -104,7 +104,7 @@ def printed(a: Plan, b: Plan, facts: tuple[PlanFacts, PlanFacts] | None) -> Iter
 
 
 def _memory_mib(facts: PlanFacts) -> dict[str, float]:
-    """Terms of the stage that needs most."""
+    """Memory terms of the stage with the highest peak."""
     return {key: mib for key, mib in facts.stages[facts.fullest].memory_mib.items() if key != "free"}
 
 

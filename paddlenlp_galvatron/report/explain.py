@@ -20,7 +20,7 @@ from .plan import assumed, assumed_summary, certificate, describe
 from .search import beside_fastest, layer_wise, layer_wise_summary, runner_up, shape_of
 
 COLUMNS = 4  # stages side by side: 80 characters
-MOST_COLUMNS = 8  # stages that a table shows; of more, those that work longest and need most
+MOST_COLUMNS = 8  # stages in a table; of more, the busiest and those with the highest peaks
 LARGE = 1000.0  # larger numbers have no decimals
 MOST_OTHERS = 12  # other strategies of a layer that are shown
 UNCERTAIN = "at least: the search was not taken to its end; a plan that gains more may exist"
@@ -57,7 +57,7 @@ def before_searches(explanation: PlanFacts) -> Iterator[str | Table]:
 
 
 def by_searches(explanation: Explanation, job: Job | None = None) -> Iterator[str | Table]:
-    """The further ones."""
+    """The lines and tables that need searches."""
     yield "\nbottlenecks"
     yield from binding(explanation)
     yield "\nthe best plans of this batch"
@@ -79,7 +79,7 @@ def by_searches(explanation: Explanation, job: Job | None = None) -> Iterator[st
 
 
 def changed_assumptions(explanation: Explanation) -> Iterator[str]:
-    """The time of this plan's step where an assumption changes, and the plan that is then the fastest."""
+    """The step time of this plan under a changed assumption, and the plan that is then fastest."""
     step_s, plan = explanation.prediction.time_s, in_words(explanation.plan)
     for item in explanation.what_ifs:
         if item.plan and item.name in (*ASSUMED, INTERLEAVING):

@@ -1,5 +1,5 @@
-"""The answer of `galvatron fit`: a table with a row for each number of GPUs, the numbers that it recommends, and JSON;
-and that of `galvatron plan spare`: what each lost node costs."""
+"""The answers of `galvatron fit` (a table with a row per number of GPUs, the recommended numbers, and JSON) and of
+`galvatron plan spare` (the cost of each lost node)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -23,7 +23,7 @@ from .search import hint_line
 
 
 def whole_runs(fits: Sequence[Fit], options: FitOptions) -> Iterator[str]:
-    """The whole training of each row with failures, or that failures are left out."""
+    """The whole training of each row with failures, or a note that failures are not included."""
     if not options.mtbf_hours:
         yield "days are those without failures; --mtbf_hours and --save_gb_per_s add these"
     for fit in fits if options.mtbf_hours else ():
@@ -33,7 +33,7 @@ def whole_runs(fits: Sequence[Fit], options: FitOptions) -> Iterator[str]:
 
 
 def recommendations(rows: Sequence[Mapping[str, Any]], options: FitOptions) -> list[dict[str, Any]]:
-    """The cheapest row, the fastest, and the least number of GPUs within the limits that were set, for programs."""
+    """The cheapest row, the fastest, and the smallest number of GPUs within the given limits, for programs."""
     able = [row for row in rows if row["fits"] and not row["endless"]]
     if not able or (options.gpus and len(rows) == 1 and not (options.days or options.budget)):
         return []
@@ -138,7 +138,7 @@ def explain(
 
 
 def heading(fits: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Iterator[str]:
-    """The task, the devices, and how far published runs reach."""
+    """The task, the devices, and the speed range of published runs."""
     adapters = f", adapters of rank {options.trained.adapter_rank}" if options.trained.frozen else ""
     devices = _by_device(fits)
     kinds = "; ".join(f"{device.name or 'a device'}, {row[0].gpu_gib:.4g} GiB a GPU" for device, row in devices.items())
@@ -163,7 +163,7 @@ def heading(fits: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Iter
 
 
 def speeds(fits: Sequence[Fit], previous: Fit | None, shape: ModelShape, options: FitOptions) -> Table:
-    """A row a number of GPUs, in columns that are as wide for any rows; without names below a row `previous`."""
+    """A row per number of GPUs, in columns of fixed width; without column names after a `previous` row."""
     several = len(_by_device(fits)) > 1
     first = ("device", "GPUs") if several else ("GPUs",)
     columns = SPEEDS | ({"cost": _money} if options.price_per_gpu_hour else {}) | ({} if several else BESIDE)
@@ -182,7 +182,7 @@ def speeds(fits: Sequence[Fit], previous: Fit | None, shape: ModelShape, options
 
 
 def memory(fits: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Iterator[str | Table]:
-    """Verdict, memory and plan of each row, and what the bound has next to tensors."""
+    """Verdict, memory and plan of each row, and the parts of the bound besides tensors."""
     devices = _by_device(fits)
     several = len(devices) > 1
     first = ("device", "GPUs") if several else ("GPUs",)
@@ -236,7 +236,7 @@ SPEEDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "step, s": _column("step_s", ".3g"),
     "days": lambda row: plain(row["days"]) if row["days"] else "-",
 }
-# Columns for one device alone: the speed next to that of the row above, and with more memory.
+# Columns only for one device: the speed relative to the previous row, and with more memory.
 BESIDE: dict[str, Callable[[dict[str, Any]], str]] = {
     "speed-up": _times("times"),
     f"+{MORE_GIB:g} GiB": lambda row: (
@@ -271,7 +271,7 @@ def spare_summary(spares: Sequence[Spare]) -> dict[str, Any]:
 
 
 def spare_lines(spares: Sequence[Spare], batch: int, folder: Path) -> Iterator[str | Table]:
-    """A row for each number of nodes, and how a run takes the plans."""
+    """A row for each number of nodes, and how to use the plans in a run."""
     shown = table("nodes", "GPUs", "samples/s", "lost", "lost a GPU", "plan", left=("plan",))
     for spare in spares:
         facts = ["-", "-", "-", spare.why_not]

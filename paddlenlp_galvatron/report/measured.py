@@ -1,4 +1,4 @@
-"""Predicted and measured: a plan file's prediction and a log, as a table, a line, warnings or advice."""
+"""Compares a plan file's prediction with a log, as a table, a line, warnings or advice."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,11 +18,11 @@ from ..plan.strategy import Load, Predicted
 Record = TypeVar("Record", bound=Mapping[str, Any])
 Log = Sequence[Mapping[str, Any]]  # lines of train_log.jsonl
 
-WARM_UP_STEPS = 5  # of a process, which no time is taken of: the first ones allocate, compile and connect
-WINDOW_STEPS = 20  # latest steps, of which medians are taken
-ENOUGH_STEPS = 10  # fewer say nothing yet
+WARM_UP_STEPS = 5  # untimed steps of a process, which allocate, compile and connect
+WINDOW_STEPS = 20  # latest steps for medians
+ENOUGH_STEPS = 10  # least number of steps for a warning
 TOLERANCE = 0.15  # tolerance of a prediction
-MARGIN = 0.9  # of a budget that is known to be too large: the next budget
+MARGIN = 0.9  # next budget / a budget that was too large
 
 
 def of_plan(plan: Plan, records: Iterable[Record]) -> list[Record]:
@@ -32,7 +32,7 @@ def of_plan(plan: Plan, records: Iterable[Record]) -> list[Record]:
 
 
 def stage_peaks_mib(plan: Plan, records: Log) -> list[float]:
-    """Most MiB that a rank of each stage held in any of these steps, whose lines have all ranks or stages."""
+    """Peak MiB of a rank of each stage in these steps, whose lines have all ranks or stages."""
 
     def most(peaks: Sequence[float], stage: int) -> float:
         size = len(peaks) // plan.pipeline
@@ -48,7 +48,7 @@ def has_all_peaks(plan: Plan, record: Mapping[str, Any]) -> bool:
 
 
 def predicted_and_measured(plan: Plan, records: Log) -> Table:
-    """Step time, and peak memory of each stage, as the plan's file predicts them and as train_log.jsonl has them."""
+    """Step time and peak memory of each stage: predicted in the plan's file, and measured in train_log.jsonl."""
     predicted, shown = Predicted.of(plan), table("", "predicted", "measured", "predicted / measured")
 
     def row(name: str, guess: float, truth: float, unit: str) -> None:
@@ -64,7 +64,7 @@ def predicted_and_measured(plan: Plan, records: Log) -> Table:
 
 
 class MeasuredLoad(NamedTuple):
-    """Rows of the busiest rank of experts over the mean."""
+    """Experts' rows of the busiest rank / mean."""
 
     usual: float  # mean over layers and micro-batches, median over the steps
     most: float  # maximum over layers, micro-batches and steps
@@ -80,7 +80,7 @@ def measured_load(records: Log) -> MeasuredLoad | None:
 
 
 def load_verdicts(planned: Load, measured: MeasuredLoad) -> dict[str, tuple[bool, str]]:
-    """Whether the estimate and the bound hold that a plan was priced with, and the remedy in words."""
+    """Whether the plan's assumed load (estimate and bound) holds, with the remedy, in words."""
     estimate, bound = planned
     rows = f"the busiest rank of experts has rows {_compared(measured.usual, estimate, 'x mean')}"
     over, again = measured.usual / estimate - 1, f"search again: galvatron search --moe_imbalance {measured.usual:.2g}"
@@ -99,7 +99,7 @@ def load_verdicts(planned: Load, measured: MeasuredLoad) -> dict[str, tuple[bool
 
 
 def scalars_bytes(plan: Plan, shape: ModelShape) -> int:
-    """Bytes of a step that the cost model leaves out, over all ranks: loss and gradient norm, and a balance loss."""
+    """Bytes of a step that the cost model excludes, over all ranks: loss, gradient norm and balance loss."""
     return (
         FP32_BYTES * (2 + shape.mtp_layers + bool(shape.router_aux_loss_coef)) * plan.world_size
         if plan.world_size > 1
@@ -108,8 +108,9 @@ def scalars_bytes(plan: Plan, shape: ModelShape) -> int:
 
 
 def traffic_table(plan: Plan, shape: ModelShape, counted: Mapping[str, Any], adapter_rank: int | None = None) -> Table:
-    """`counted`: a run's traffic.json; `adapter_rank`: of adapters that learnt alone. MiB over all ranks, by kind."""
-    from ..cost_model.traffic import step_traffic_bytes  # here, as a run asks for it only when it has ended
+    """Table of MiB over all ranks, by kind. `counted`: a run's traffic.json; `adapter_rank`: if only adapters were
+    trained."""
+    from ..cost_model.traffic import step_traffic_bytes  # here: a run needs it only at its end
 
     predicted = Counter(step_traffic_bytes(plan, shape, adapter_rank)) + Counter(all_reduce=scalars_bytes(plan, shape))
     groups = max(counted["groups"], default=0)
@@ -139,7 +140,7 @@ class Health:
         self._said: set[str] = set()
 
     def line(self, records: Log) -> str:
-        """Where the run stands: its last step, speed and memory of its latest ones, and what the plan predicts."""
+        """Progress of the run: its last step, speed and memory of the latest steps, and the plan's prediction."""
         last, latest = records[-1], records[-WINDOW_STEPS:]
         tokens_per_s = median(record["tokens_per_s"] for record in latest)
         step_s = median(record["step_time_s"] for record in latest)
@@ -219,7 +220,7 @@ def _compared(measured: float, predicted: float | None, unit: str) -> str:
 def out_of_memory_report(plan: Plan, records: Log, rank: int, peak_mib: float | None = None) -> Group:
     """Predicted and measured memory of each stage, and advice, to be printed.
 
-    `records`: the lines of train_log.jsonl. `rank` ran out and had held `peak_mib` MiB, if it could say.
+    `records`: the lines of train_log.jsonl. `rank` ran out of memory at a peak of `peak_mib` MiB, if known.
     """
     predicted, stage = Predicted.of(plan), rank // plan.stage_size
     reached = dict(enumerate(stage_peaks_mib(plan, records))) if records else {}

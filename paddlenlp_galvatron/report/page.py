@@ -26,13 +26,13 @@ from .measured import WARM_UP_STEPS, stage_peaks_mib
 from .plan import assumed
 from .search import layer_wise, runner_up
 
-MOST_STEPS = 500  # of the log that are drawn; of more, each n-th
+MOST_STEPS = 500  # steps of the log to draw; of more, every n-th
 PAGES = Path(__file__).parent / "pages"
 COLOURS = read_json(PAGES / "colours.json", comments=True)
-MOST_SPANS = 6000  # spans that a time line draws: the first ones
-LEAST_MS = 0.05  # of a part of a bar; less is nothing in a table with one decimal
-LEAST_FOLDED = 0.25  # share of the step that is worth folding
-FOLD_WIDTH = 0.03  # share of the drawing
+MOST_SPANS = 6000  # first spans of a time line to draw
+LEAST_MS = 0.05  # least part of a bar, which a table with one decimal would show
+LEAST_FOLDED = 0.25  # least share of the step that is folded
+FOLD_WIDTH = 0.03  # width of the fold, share of the drawing
 
 
 def render(
@@ -69,7 +69,7 @@ def render(
 
 
 def fill(template: str, **values: Any) -> Markup:
-    """A page of `pages/`, or a part of one."""
+    """The text of a file in `pages/`."""
     return filled(
         PackageLoader("paddlenlp_galvatron.report", "pages"),
         template,
@@ -154,7 +154,7 @@ class ChartLine:
     name: str
     values: list[float | None]
     colour: str
-    point: bool = False  # a single value, to be seen
+    point: bool = False  # draws a single value as a visible point
     dash: bool = False
 
 
@@ -165,7 +165,7 @@ def _chart(name: str, x: list[float], *lines: ChartLine, from_zero: bool = False
 
 
 def _measured(explanation: Explanation, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Facts of the log: none without one."""
+    """Facts of the log; empty without a log."""
     if not records:
         return {"records": 0}
     settled = records[WARM_UP_STEPS:] or records
@@ -196,7 +196,7 @@ class Tile:
 
 
 def tiles(facts: PlanFacts) -> tuple[Tile, ...]:
-    """Speed, MFU, step time, peak memory, bubble. MFU is left out where the device's peak is not known."""
+    """Speed, MFU, step time, peak memory, bubble. No MFU if the device's peak is unknown."""
     plan, prediction, speed = facts.plan, facts.prediction, facts.tokens_per_s
     samples = f"{plan.global_batch} samples, {prediction.samples_per_s:.3g} samples/s"
     memory = f"{facts.memory_mib / facts.budget_mib:.0%} of {facts.budget_mib / GIB_MIB:.4g} GiB"
@@ -242,7 +242,7 @@ class Timeline:
 
     spans: Sequence[Span]
     drawn_ms: float
-    left_out: int  # passes at the end that are not drawn
+    left_out: int  # passes at the end beyond MOST_SPANS
     fold_ms: float = 0.0
     gap_ms: float = 0.0  # width of the fold
     skipped_ms: float = 0.0
@@ -250,7 +250,7 @@ class Timeline:
 
 
 def folded(spans: Sequence[Span], plan: Plan, step_ms: float) -> Timeline:
-    """The time line without the middle of its steady phase, in which every round is like the one before."""
+    """The time line without the middle of its steady phase, whose rounds are equal."""
     ends = sorted(
         span.stop_ms
         for span in spans
@@ -279,7 +279,7 @@ FIELDS = {"settle_bsz": "global_train_batch_size", "world_size": "num_nodes"}
 
 
 def faults_of(error: GalvatronError) -> dict[str, str]:
-    """Faults by field of the form; under "" those of no field."""
+    """Faults by field of the form; those without a field under ""."""
     if isinstance(error, Infeasible):
         about = "memory_constraint" if "GiB per GPU" in str(error) else "global_train_batch_size"
         return {about: str(error)}
@@ -295,7 +295,7 @@ def faults_of(error: GalvatronError) -> dict[str, str]:
 
 
 def what_if_page(values: Mapping[str, str], outcome: Answer | GalvatronError, query: str) -> str:
-    """The whole page: the form with these values, and what is answered."""
+    """The whole page: the form with these values, and the answer."""
     fields = [
         {
             "name": name,
@@ -308,7 +308,7 @@ def what_if_page(values: Mapping[str, str], outcome: Answer | GalvatronError, qu
     ]
     choices = {"model_size": {name: name for name in preset_names()}, "device": {name: name for name in data_sheets()}}
     choices["device"] = {"": f"{DEVICE} (default)"} | choices["device"]
-    for name, offered in choices.items():  # a path, say
+    for name, offered in choices.items():  # such as a path
         offered.setdefault(values.get(name, ""), values.get(name, ""))
     faults = faults_of(outcome) if isinstance(outcome, GalvatronError) else failed(outcome)
     shown = fragment(outcome, query) if isinstance(outcome, Answer) and outcome.result.best else ""
@@ -316,7 +316,7 @@ def what_if_page(values: Mapping[str, str], outcome: Answer | GalvatronError, qu
 
 
 def failed(outcome: Answer) -> dict[str, str]:
-    """The faults of a question that no plan answers."""
+    """The faults of a question without an answer."""
     faults = faults_of(outcome.why_not) if outcome.why_not else {}
     if outcome.enough_nodes:
         faults["num_nodes"] = f"{outcome.enough_nodes} nodes would do"

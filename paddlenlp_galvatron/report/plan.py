@@ -18,7 +18,7 @@ from ..plan.check import misfits
 from ..plan.mesh import STAGE
 from ..plan.strategy import Predicted, gap_of, states_words
 
-MOST_ROWS, LONGEST = 500, 2000  # of a table, and characters in one: it takes a second to print
+MOST_ROWS, LONGEST = 500, 2000  # rows of a table and characters of a cell, which print within a second
 
 
 class Memory(BaseModel):
@@ -41,7 +41,7 @@ class StageSummary(BaseModel):
 
 
 class Metadata(BaseModel):
-    """The search's fields. Files by others may hold anything, which is shown as it is."""
+    """The search's fields. Fields of other programs' files are shown unchanged."""
 
     @classmethod
     def of(cls, content: Any) -> Self | None:
@@ -52,7 +52,7 @@ class Metadata(BaseModel):
 
 
 def certificate(lower_bound_s: float, time_s: float, left_out_s: float) -> str:
-    """The bound of a search, and the plans that it is proven for."""
+    """The bound of a search, and the plans for which it is proven."""
     scope = "searched to the end" if left_out_s < time_s else "of the space"
     return f"no plan {scope} takes less than {lower_bound_s:.4g} s (gap {gap_of(lower_bound_s, time_s):.2g})"
 
@@ -114,7 +114,7 @@ def assumed_summary(assumptions: Mapping[str, Assumption]) -> dict[str, Any]:
 
 
 def describe(plan: Plan, shape: ModelShape | None = None) -> list[Table]:
-    """Facts and layers of a plan, and what the search predicts of its stages, to be printed one below the other."""
+    """Facts and layers of a plan, and the search's prediction of its stages, to be printed one below the other."""
     facts = Table.grid(padding=(0, 2, 0, 0))
     for name, value in [*_facts(plan, shape), *(("note", note) for note in notes(plan, shape))]:
         facts.add_row(name, Text(shortened(value, LONGEST)))
@@ -226,13 +226,13 @@ def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy, beside: Sequence
 
 
 def _ranks_left(plan: Plan, ranks: int) -> str:
-    """The data-parallel degree of a stage in which `ranks` ranks share a sample, where they divide it."""
+    """The data-parallel degree of a stage in which `ranks` ranks share a sample; None if they do not divide it."""
     size, rest = divmod(plan.world_size, plan.pipeline * ranks)
     return "-" if rest else str(size)
 
 
 def _has_experts(layer: LayerStrategy) -> bool:
-    """Whether a strategy says anything of experts."""
+    """Whether a strategy has fields of experts."""
     return layer.experts.ranks > 1 or layer.experts_dp_type is not None or layer.experts_sharding is not None
 
 
@@ -249,7 +249,7 @@ def _recomputed(layer: LayerStrategy) -> str:
 
 
 def notes(plan: Plan, shape: ModelShape | None) -> list[str]:
-    """Notes on a plan besides its fields, a sentence each."""
+    """Notes on a plan in addition to its fields, a sentence each."""
     read = [*([plan.note] if plan.note else []), *(f"cannot run: {fault}" for fault in misfits(plan, shape))]
     if any(1 < layer.ep < plan.stage_size for layer in plan.layers):
         read.append(

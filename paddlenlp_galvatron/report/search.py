@@ -42,7 +42,7 @@ def explain(
 
 
 def beside_fastest(result: SearchResult) -> str:
-    """The fastest plan, where the best one is simpler: `; 6 strategies would take 13.52 s`."""
+    """The fastest plan if the best one is simpler: `; 6 strategies would take 13.52 s`."""
     best, fastest = result.best, result.fastest
     if not best or not fastest or best.strategies == fastest.strategies:
         return ""
@@ -50,7 +50,7 @@ def beside_fastest(result: SearchResult) -> str:
 
 
 def layer_wise(result: SearchResult) -> Iterator[str]:
-    """The gain of layer-wise planning, in a line, where that was searched."""
+    """The gain of layer-wise planning in a line, if it was searched."""
     gain, uniform = result.layer_wise_gain, result.uniform
     if gain and uniform:
         gap = f" (gap {result.uniform_gap:.2g})" if result.uniform_gap >= SHOWN_GAP else ""
@@ -189,7 +189,7 @@ def hint_line(hint: Hint, gpus_per_node: int | None = None) -> str:
 
 
 def beside_free(best: Candidate, free: Candidate | None, trainer: str, model: ModelShape | None) -> list[str]:
-    """The loss of a plan for another program's trainer, and the fields that cost it."""
+    """The loss of a plan for another program's trainer, and the fields that cause it."""
     if free is None:
         return [f"{trainer} can run this plan; how much faster galvatron train would be was not found in time"]
     if free.samples_per_s <= best.samples_per_s:

@@ -1,5 +1,5 @@
-"""The predicted time line of a step as Chrome-trace events, in the shape of the measured one: a process a stage, by its
-first rank."""
+"""The predicted time line of a step as Chrome-trace events, in the form of the measured one: a process per stage, named
+by its first rank."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,7 +8,7 @@ from ..base.units import US_PER_MS
 from ..cost_model import CostModel, LayerCost, Prediction, timeline
 from ..plan import ByKind, Plan
 
-MOST_EVENTS = 200_000  # with the layers of every pass; a trace of more shows passes alone
+MOST_EVENTS = 200_000  # limit for showing the layers of passes; larger traces show only passes
 SHORTEST_MS = 1e-6  # shortest span that is shown
 
 Piece = tuple[str, str, float]  # name, category, ms

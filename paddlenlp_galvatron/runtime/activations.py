@@ -1,9 +1,9 @@
-"""Activations of layers in the host's memory between a layer's forward and its backward.
+"""Keeps activations of layers in host memory between a layer's forward and its backward.
 
-Paddle hands over each tensor that backward will read. While the next offloaded layer runs forward, a layer's are copied
-to the host's memory; they come back while the layer behind runs backward. So the device has those of few layers at
-once: of the one that runs, of one whose copies leave, and of one whose copies arrive. Weights, masks and tables stay
-where they are. Page-locked memory is used again.
+Paddle passes each tensor that backward will read. A layer's tensors are copied to host memory during the next offloaded
+layer's forward and return during the following layer's backward. So the device has those of three layers at once: the
+running layer, one with outgoing copies, and one with incoming copies. Weights, masks and tables stay on the device.
+Page-locked memory is reused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _keeping: _Record | None = None  # record of the layer whose forward runs
 
 
 def keep(*tensors: Any) -> Callable[[], tuple[Any, ...]]:
-    """Returns a call that gives the tensors back in backward, once: for PyLayers, whose tensors Paddle does not see."""
+    """Returns a call that gives the tensors back in backward, once: for PyLayers, whose tensors Paddle does not
+    track."""
     if _keeping is None:
         return lambda: tensors
     uses = [_keeping.keep(tensor) for tensor in tensors]
@@ -36,17 +37,17 @@ class _Kept:
     """A tensor that backward reads, or several on the same memory."""
 
     def __init__(self, tensor: Any, away: int):
-        self.size, self.away = int(tensor.size), away  # numbers, and how many of them, the last ones, leave
+        self.size, self.away = int(tensor.size), away  # elements; number of the last ones that are offloaded
         with paddle.no_grad():
             flat = tensor if tensor.is_contiguous() else tensor.as_strided([self.size], [1])
-        self.whole: Any = sharing(flat, [self.size])  # None: it is not on the device
-        self.stays: Any = None  # the others, while the last ones are away
+        self.whole: Any = sharing(flat, [self.size])  # None: not on the device
+        self.stays: Any = None  # the other elements, while the last ones are offloaded
         self.host: Any = None
         self.uses = 0
 
 
 class _Use:
-    """A tensor as one reader in backward will have it."""
+    """A tensor for one reader in backward."""
 
     def __init__(self, record: _Record, kept: _Kept, tensor: Any):
         self._record, self._kept = record, kept
@@ -72,12 +73,12 @@ class _Record:
 
     def __init__(self, window: Window, chunk: int, most_bytes: int | None, fixed: set[int]):
         self._window, self.chunk, self._fixed = window, chunk, fixed
-        self._left = most_bytes  # bytes that may yet leave; None: all
-        self.before = window.latest  # the offloaded layer in front of it
+        self._left = most_bytes  # bytes still to offload; None: all
+        self.before = window.latest  # the previous offloaded layer
         self.tensors: dict[tuple[int, int, Any], _Kept] = {}
         self.bytes = 0
-        self.event: Any = None  # recorded after the copies under way
-        self.began = False  # its backward
+        self.event: Any = None  # recorded after the copies in flight
+        self.began = False  # whether its backward has begun
 
     def pack(self, tensor: Any) -> Any:
         """A tensor that Paddle saves for backward."""
@@ -90,7 +91,7 @@ class _Record:
 
     @staticmethod
     def unpack(packed: Any) -> Any:
-        """The same in backward. Paddle takes its memory away from the tensor that this returns."""
+        """The tensor again in backward. Paddle frees the memory of the tensor that this returns."""
         return packed.take() if isinstance(packed, _Use) else sharing(packed)
 
     def keep(self, tensor: Any) -> _Use:
@@ -112,14 +113,14 @@ class _Record:
 
 
 class Window:
-    """Copies of a stage's layers on their way, and its page-locked memory."""
+    """Copies of a stage's layers in flight, and its page-locked memory."""
 
     def __init__(self, chunks: int) -> None:
         self.latest: _Record | None = None  # record of the running pass
         self._in_flight: list[deque[_Record | None]] = [deque() for _ in range(chunks)]  # the last of each micro-batch
-        self._waiting: _Record | None = None  # on the device; it leaves when another layer begins
+        self._waiting: _Record | None = None  # stays on the device until another layer begins
         self._leaving: _Record | None = None
-        self._fetched: Any = None  # event behind the latest copies to the device
+        self._fetched: Any = None  # event after the latest copies to the device
         self._free: dict[tuple[int, Any, int], list[Any]] = defaultdict(list)  # keyed by chunk, type and size
         self._made: dict[tuple[int, Any, int], int] = defaultdict(int)
         self.host_mib = 0.0  # size of page-locked memory
@@ -143,8 +144,8 @@ class Window:
 
     @contextmanager
     def recording(self, chunk: int, kind: Hashable, percent: int, fixed: set[int], by_paddle: bool) -> Iterator[None]:
-        """Around the forward of a layer: `percent` of its kept bytes will be away. `by_paddle`: Paddle's calls keep all
-        that is kept, as those of a recomputed layer do."""
+        """Around the forward of a layer: `percent` of its kept bytes will be offloaded. `by_paddle`: only Paddle's
+        calls keep tensors, as in a recomputed layer."""
         global _keeping
         most_bytes = None if percent == 100 else self._bytes.get(kind, 0) * percent // 100
         record = _Record(self, chunk, most_bytes, fixed)
@@ -170,7 +171,7 @@ class Window:
         self._in_flight[chunk].popleft()
 
     def begin_backward(self, record: _Record) -> None:
-        """Have a layer's tensors on the device, and fetch those of the one in front of it."""
+        """Make a layer's tensors present on the device, and fetch those of the previous layer."""
         self._end_leaving()
         if record is self._waiting:
             self._waiting = None
@@ -182,12 +183,12 @@ class Window:
             self._fetch(record.before)
 
     def reserve(self, in_flight: list[int]) -> None:
-        """Have page-locked memory for so many micro-batches in flight of each chunk; there is some for one."""
+        """Allocate page-locked memory for these numbers of micro-batches in flight of each chunk; it exists for one."""
         for key, number in list(self._made.items()):
             self._free[key] += [self._new(key) for _ in range(number * (in_flight[key[0]] - 1))]
 
     def _leave(self) -> None:
-        """Queue the copies to the host of the layer that waits."""
+        """Queue the waiting layer's copies to the host."""
         record, self._waiting = self._waiting, None
         assert record
         self._leaving = record
@@ -215,7 +216,7 @@ class Window:
                     kept.whole = None
 
     def _fetch(self, record: _Record) -> None:
-        """Queue the copies from the host, where they are not under way."""
+        """Queue the copies from the host, unless in flight."""
         if record is self._leaving:
             self._end_leaving()
         missing = [kept for kept in record.tensors.values() if kept.host is not None]
@@ -231,12 +232,12 @@ class Window:
                     target = part_of(kept.whole, kept.size - kept.away, kept.size)
                     target.copy_(part_of(kept.host, 0, kept.away), False)
                 record.event = self._fetched = device.event_here()
-        for kept in missing:  # a later copy there waits for this one
+        for kept in missing:  # a later copy to this memory waits for these copies
             self._free[record.chunk, kept.host.dtype, int(kept.host.size)].append(kept.host)
             kept.host = kept.stays = None
 
     def _place(self, chunk: int, kept: _Kept) -> Any:
-        """Page-locked memory for the numbers that leave: somewhat more, as experts get fewer or more rows each time."""
+        """Page-locked memory for the offloaded elements, with a margin, as experts' rows vary."""
         unit = 1 << max(kept.away.bit_length() - 4, 0)
         key = chunk, kept.whole.dtype, -(-kept.away // unit) * unit
         return self._free[key].pop() if self._free[key] else self._new(key)

@@ -1,11 +1,11 @@
-"""Attention on a rank: latents, and which keys a rank's rows see in context parallelism and rows of several documents.
+"""Attention on a rank: latents, and masks for context parallelism and rows of several documents.
 
-Under context parallelism a rank's tokens, two chunks of each sample, attend to the keys of all of it. The causal mask
-follows true positions. A rank's own positions rise, so the tokens that do not see a key are its first ones: as many as
+Under context parallelism a rank's tokens, two chunks of each sample, attend to the keys of the whole sample. The causal
+mask follows true positions. A rank's positions rise, so the tokens that do not see a key are its first ones: those that
 precede the key.
 
-`ends` [B, S] says where documents end: a key is seen by the rows from its own on and before its end, which is where its
-document ends. Padding is a document of its own, so that every row sees a key.
+`ends` [B, S] has the end of each key's document: rows from the key's position up to its end see the key. Padding is a
+separate document, so that every row sees a key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..model.attention import Latents
 from ..plan.comm_points import CommPoint
 from . import device
 
-Chunks = Sequence[tuple[int, int]]  # first and last-plus-one position of those that a rank has of each sample, rising
+Chunks = Sequence[tuple[int, int]]  # first and last-plus-one positions of a rank's chunks of each sample, rising
 
 
 def own_rows(x: Any, chunks: Chunks, axis: int) -> Any:
@@ -37,8 +37,8 @@ def own_rows(x: Any, chunks: Chunks, axis: int) -> Any:
 
 
 class OwnPositions(nn.Layer):  # type: ignore[misc]
-    """PaddleNLP's table of rotary positions, as far as it is of a rank's own tokens; made once for all its layers and
-    micro-batches, each of which keeps it for backward."""
+    """PaddleNLP's table of rotary positions for a rank's tokens; made once for all layers and micro-batches, which keep
+    it for backward."""
 
     def __init__(self, table: Any, chunks: Chunks):
         super().__init__()
@@ -54,16 +54,16 @@ class OwnPositions(nn.Layer):  # type: ignore[misc]
 
 
 def flash(hidden: Any = None, causal: bool | None = None) -> Callable[..., Any]:
-    """Flash attention, called as PaddleNLP calls its own: of whole samples, or of own queries [B, 2·s, heads, D] to all
-    keys and values [B, S, kv heads, D], by `hidden_rows`: where the rows of its causal form begin, of fewer queries
-    than keys, differs by Paddle's version. `causal`: whether the mask is causal besides; unset: without `hidden`.
+    """Flash attention with PaddleNLP's signature: whole samples, or own queries [B, 2·s, heads, D] to all keys and
+    values [B, S, kv heads, D] with `hidden_rows`, as the first row of its causal mask with fewer queries than keys
+    depends on Paddle's version. `causal`: whether the mask is also causal; unset: without `hidden`.
 
-    By the function of Paddle's that has no other kernel. PaddleNLP's takes a plain one, silently, where flash attention
-    is not there or refuses: one whose memory grows by the length's square. By FlashAttention 3 where Paddle's variable
-    FLAGS_flash_attn_version asks for it, which that function heeds with rows alone.
+    Calls the function of Paddle that has no other kernel: PaddleNLP's silently falls back to a plain kernel, whose
+    memory grows with the length's square. FLAGS_flash_attn_version asks for FlashAttention 3, which that function
+    honours only with rows.
 
-    Values of latent attention are narrower than keys. FlashAttention 3 takes them as they are; for the others they are
-    padded with zeros. Version 2 has one scale, so that queries are multiplied by the factor to the wanted one."""
+    Values of latent attention are narrower than keys. FlashAttention 3 accepts that; for version 2 they are padded with
+    zeros, and queries are multiplied by the ratio of the scales, as its scale is fixed."""
 
     causal = hidden is None if causal is None else causal
 
@@ -94,14 +94,14 @@ def is_third() -> bool:
 
 @lru_cache(maxsize=8)
 def hidden_rows(chunks: Chunks, length: int) -> Any:
-    """[1, 1, S, 2] for each key: the row behind the last one, and how many of the first rows lie in front of it."""
+    """[1, 1, S, 2] for each key: the end of the rows, and the number of first rows that precede the key."""
     local = np.concatenate([np.arange(start, stop) for start, stop in chunks])
     earlier = np.searchsorted(local, np.arange(length))
     return device.to_device(np.stack([np.full(length, len(local)), earlier], axis=-1).astype(np.int32)[None, None])
 
 
 class Documents:
-    """The positions that each row of this rank's attention sees in its document. Made before the first step."""
+    """Masks of this rank's attention within documents. Made before the first step."""
 
     def __init__(self, chunks: Chunks | None, length: int, fused: bool):
         """`chunks`: the rank's tokens of each sample; None: all of it."""
@@ -125,8 +125,8 @@ class Documents:
         return paddle.where(seen, paddle.zeros([], dtype), paddle.full([], paddle.finfo(dtype).min, dtype))
 
     def rows(self, ends: Any) -> Any:
-        """[B, 1, S, 1] as causal flash attention takes it: for each key the first row behind it that does not see it.
-        For a rank's chunks, [B, 1, S, 2]: the same counted in its own rows, and how many of them precede the key."""
+        """[B, 1, S, 1] for causal flash attention: for each key the first later row that does not see it. For a rank's
+        chunks, [B, 1, S, 2]: the same counted in its rows, and the number of its rows that precede the key."""
         if self._chunks is None or self._in_front is None:
             return ends.unsqueeze([1, -1])
         behind = paddle.zeros_like(ends)
@@ -143,7 +143,7 @@ class LatentAttention:
     """Replaces the forward of PaddleNLP's attention."""
 
     def __init__(self, attention: Any, sizes: Latents, lengths: tuple[int, int], cross: Cross):
-        """`lengths`: the sequence length, and how much of it has its queries on this rank."""
+        """`lengths`: of the sequence, and of this rank's queries."""
         self._attention, self._sizes, (self._length, self._own_length), self._cross = attention, sizes, lengths, cross
 
     def __call__(self, hidden_states: Any, attention_mask: Any = None, **_: Any) -> tuple[Any, None, None]:

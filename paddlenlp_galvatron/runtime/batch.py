@@ -14,13 +14,13 @@ class Samples(NamedTuple):
 
     ids: Tokens
     labels: Tokens  # IGNORED_LABEL: none
-    ends: Tokens | None = None  # for each token the position behind its document; None: a row is one document
+    ends: Tokens | None = None  # for each token the end of its document; None: a row is one document
     # Of rows whose documents are pairs, a chosen and a rejected answer, [rows, P, 4]: log-probabilities of both by the
-    # reference, and the labels of both, 0 where a row has fewer pairs. Behind the pairs a document is padding.
+    # reference, and the labels of both, 0 where a row has fewer pairs. A document after the pairs is padding.
     pairs: Facts | None = None
 
 
-Batch = Tokens | tuple[Tokens, Tokens] | Samples  # tokens alone: [rows, S + 1], labels shifted by one
+Batch = Tokens | tuple[Tokens, Tokens] | Samples  # Tokens: [rows, S + 1], labels shifted by one
 
 
 def samples_of(batch: Batch) -> Samples:
@@ -29,7 +29,7 @@ def samples_of(batch: Batch) -> Samples:
 
 
 def behind(samples: Samples, seq_length: int) -> tuple[Tokens, Tokens]:
-    """(ids, labels) one token further, as MTP takes them, of rows of whole samples; no label where a document ends."""
+    """(ids, labels) one token further, for MTP, of rows of whole samples; no label where a document ends."""
     ids, labels = (values.reshape([-1, seq_length]) for values in samples[:2])
     further, of_further = (np.roll(values, -1, axis=1) for values in (ids, labels))
     last = np.zeros(ids.shape, bool)

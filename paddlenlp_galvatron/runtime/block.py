@@ -1,6 +1,6 @@
 """One decoder layer of PaddleNLP under its own strategy: its weights replaced by shards, with collectives.
 
-Between layers the tokens of a micro-batch are flat, [T, H], and lie as `plan.layout` says. Attention's core alone wants
+Between layers the tokens of a micro-batch are flat, [T, H], in the layout of `plan.layout`. Only core attention needs
 whole sequences: [B, S, …] with B·S tokens of the layer's dp share. `plan.comm_points` lists the collectives.
 """
 
@@ -40,8 +40,8 @@ Applied = tuple[CommPoint | None, Any, Callable[[Any, Any], None]]
 
 
 class Block:
-    """Calls one decoder layer on flat tokens: [T, H] -> [T, H]; one of MTP [T, 2H] -> [T, H], of the next token's
-    embedding and the hidden state behind the last norm."""
+    """Calls one decoder layer on flat tokens: [T, H] -> [T, H]; an MTP layer [T, 2H] -> [T, H], of the next token's
+    embedding and the hidden state after the last norm."""
 
     def __init__(self, setup: ModelSetup, here: RankGroups, index: int, load: ExpertLoad, window: Window, chunk: int):
         strategy, adapters = setup.plan.layers[index], setup.adapters
@@ -50,7 +50,7 @@ class Block:
         self._recompute = strategy.recompute
         self._shape = shape = setup.shape.of(index)
         self._window, self._offload = window, strategy.offload
-        self._fixed: set[int] = set()  # addresses of cast weights, which do not leave
+        self._fixed: set[int] = set()  # addresses of cast weights, which are not offloaded
         self._recorded = chunk, (strategy, shape), strategy.offload, self._fixed
         self.is_mtp = shape.mtp_layers > 0
         context = placement.mesh.degree(Axis.CONTEXT)
@@ -58,7 +58,7 @@ class Block:
         self._query_length = self._seq_length // context  # length of this rank's queries in attention
         index_of_chunks = placement.mesh.index(placement.local, Axis.CONTEXT)
         self._chunks = own_chunks(index_of_chunks, context, self._seq_length) if context > 1 else None
-        with paddle.LazyGuard():  # whole weights are never made
+        with paddle.LazyGuard():  # never allocates whole weights
             self._layer = setup.family.decoder_layer(shape, setup.config)
             if adapters:
                 add_adapters(self._layer, [name.removesuffix(".weight") for name in shape.block.projections], adapters)
@@ -79,8 +79,8 @@ class Block:
             operation(point, modules)
 
     def __call__(self, x: Any, mask: Any) -> Any:
-        """`x` [T, H]; `mask` [1, 1, S, S] to add to attention scores, or None where attention is causal itself; or
-        [B, S], where each key's document ends: attention stays within it."""
+        """`x` [T, H]; `mask` [1, 1, S, S] to add to attention scores, None if attention is causal itself; or [B, S],
+        the end of each key's document, which bounds attention."""
         again = self._recompute is Recompute.FULL and paddle.is_grad_enabled()
         memo: Memo = {}
         run = partial(recompute, self._run_or_recompute) if again else self._run
@@ -90,11 +90,11 @@ class Block:
             return run(x, mask, memo)
 
     def share_positions(self, other: Block) -> None:
-        """Use another layer's tables of positions, which are the same: of 4096 tokens each takes 4 MiB."""
+        """Share another layer's equal tables of positions: 4 MiB for 4096 tokens."""
         self._use_positions(other._positions)
 
     def _use_positions(self, tables: dict[Chunks | None, Any]) -> None:
-        """Tables by the chunks whose positions they hold; None: of whole samples, from which others are made."""
+        """Tables by the chunks whose positions they hold; None: whole samples, the source of the others."""
         self._positions = tables
         if self._chunks is not None and self._chunks not in tables:
             tables[self._chunks] = OwnPositions(tables[None], self._chunks)
@@ -129,8 +129,8 @@ class Block:
             return cast(layer.shared_head.norm(layer(x, attention_mask=mask)), numbers.stored.dtype)
 
     def _operations(self) -> list[Applied]:
-        """Changes of PaddleNLP's layer, in the order in which they are applied. A projection is changed before the part
-        that it reads is recomputed: the part's memory is freed when the changed projection has run."""
+        """Changes of PaddleNLP's layer, in the order in which they are applied. A projection is patched before the
+        recompute of the part that it reads: the part's memory is freed when the patched projection has run."""
         layer, shape, attention = self._layer, self._shape, self._layer.self_attn
         norm, out = layer.input_layernorm, attention.o_proj
         applied: list[Applied] = [(CommPoint.OUT_OF_ATTENTION, out, self._reduce)]
@@ -170,7 +170,7 @@ class Block:
         return [*applied, (CommPoint.INTO_MLP, [norm, mlp], self._replace_mlp)]
 
     def _gather(self, point: CommPoint, readers: list[Any]) -> None:
-        """Let layers share the gathered tokens, which are kept where the layers run again for backward."""
+        """Make layers share gathered tokens, which are kept while the layers run again for backward."""
         if self._placement.gathers(point):
             read_together(readers, partial(self._placement.products, point, point in repeated(self._recompute)))
 
@@ -196,7 +196,7 @@ class Block:
         _after(projection, exchange)
 
     def _recompute_norm(self, point: CommPoint | None, modules: list[Any]) -> None:
-        """Let the norm hand its output over, and recompute both; its readers follow it in `modules`."""
+        """Communicate the norm's output, and recompute both; its readers follow it in `modules`."""
         norm, *readers = modules
         normed, cross = norm.forward, self._placement.cross
         call = self._recomputed(Recompute.NORMS, *readers)
@@ -208,7 +208,7 @@ class Block:
         attention.forward = LatentAttention(attention, sizes, lengths, self._placement.cross)
 
     def _replace_core(self, point: CommPoint, attention: Any) -> None:
-        """Give attention's core this rank's heads and queries, and the keys and values of whole samples."""
+        """Give core attention this rank's heads and queries, and the keys and values of whole samples."""
         placement, plain, shape = self._placement, attention.attn_func, self._shape
         ranks = placement.mesh.degree(Axis.TENSOR, Axis.ULYSSES)
         heads = attention.num_heads = shape.heads // ranks
@@ -218,7 +218,7 @@ class Block:
         if fused:
             core = flash(hidden_rows(chunks, self._seq_length) if chunks else None)
         elif chunks or Recompute.ATTENTION in self._recompute:
-            # k and v are repeated for the heads of q in the recomputed part, so that they are kept but once; and behind
+            # k and v are repeated for the heads of q inside the recomputed part, so that they are kept once, and after
             # their all-gather.
             groups, attention.num_key_value_groups = heads // kv_heads, 1
         call = self._recomputed(Recompute.ATTENTION, attention.o_proj)
@@ -229,7 +229,7 @@ class Block:
                 k, v = (x if groups == 1 else _repeat_heads(x, groups) for x in (k, v))
                 if mask is not None and mask.ndim == 2:
                     out = documents.attention(mask, plain)(q, config, k, v, None, *rest, **keywords)
-                else:  # PaddleNLP wants the mask whole; it is gone when attention has used it
+                else:  # PaddleNLP needs the whole mask, which is freed after use
                     rows = mask if mask is None or not chunks else own_rows(mask, chunks, axis=2)
                     whole = None if rows is None else rows.expand([q.shape[0], 1, -1, -1])
                     out = core(q, config, k, v, whole, *rest, **keywords)
@@ -261,7 +261,7 @@ class Block:
             mlp.forward = lambda x: down(call(product, x))
 
     def _replace_mixture(self, point: CommPoint, module: Any, shared: Any) -> None:
-        """Let this rank's experts compute, and the `shared` one, if the layer has it."""
+        """Run this rank's experts, and the `shared` expert if the layer has one."""
         experts, cross, traits = self._experts, self._placement.cross, self._shape.traits.mixture
         assert experts and traits
         gate = getattr(module, f"{traits.shared}_gate") if shared is not None and traits.gated else None
@@ -285,7 +285,7 @@ class Block:
         return RecomputedPart(readers, partial(compute_weights, self._slots, self._placement.numbers))
 
     def _make_experts(self, strategy: LayerStrategy, prefix: str, load: LayerLoad, padding: Padding) -> OwnExperts:
-        """This rank's experts, whose weights stand with the layer's others."""
+        """This rank's experts, whose weights are stored with the layer's others."""
         placement, shape = self._placement, self._shape
         local = shape.experts // strategy.ep
         first = placement.experts.index(placement.local, Axis.EXPERT) * local
@@ -314,12 +314,12 @@ def _after(layer: Any, operation: Callable[[Any], Any]) -> None:
 
 
 def _repeat_heads(x: Any, times: int) -> Any:
-    """[…, heads, D] -> […, heads · times, D], each head as often in a row. Paddle's `repeat_interleave` has no fp16 on
-    GPUs, and copies its indices to the device at each call."""
+    """[…, heads, D] -> […, heads · times, D], each head repeated consecutively. Paddle's `repeat_interleave` has no
+    fp16 on GPUs, and copies its indices to the device at each call."""
     *others, heads, width = x.shape
     return x.unsqueeze(-2).expand([*others, heads, times, width]).reshape([*others, heads * times, width])
 
 
 def _product(linear: Any, x: Any) -> Any:
-    """A linear layer without bias in one call into Paddle, whose own function looks up flags before."""
+    """A linear layer without bias in one call, as Paddle's function first looks up flags."""
     return paddle.matmul(x, linear.weight)

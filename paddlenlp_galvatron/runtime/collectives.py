@@ -29,7 +29,7 @@ from . import device
 from .cpu_backend import SentRows
 from .trace import span
 
-CHECK_S = 5.0  # from one look of the watchdog to the next
+CHECK_S = 5.0  # interval of the watchdog
 MESSAGES = ("send", "receive")  # messages between stages; all others are collectives
 _started: deque[Operation] = deque()
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
@@ -37,7 +37,7 @@ traffic_bytes: Counter[str] = Counter()  # keyed by collective, since the start 
 traffic_calls: Counter[str] = Counter()
 How = Mapping[str, bool]
 LATER: How = {"sync_op": False}
-# On the compute stream, where the next kernel needs the result: no events between two streams.
+# On the compute stream, if the next kernel needs the result: avoids events between two streams.
 AT_ONCE: How = {"sync_op": True, "use_calc_stream": True}
 
 
@@ -59,7 +59,7 @@ class Operation:
 
     @property
     def ended(self) -> bool:
-        """Whether its results are there."""
+        """Whether it has finished."""
         task = self.task
         if task is not None and task.is_completed():
             self._ended, self.task = True, None  # gloo's tasks hold their inputs
@@ -71,14 +71,14 @@ class Operation:
         return self.what + status.in_step(self._step)
 
     def wait(self) -> None:
-        """Let this rank's next computation wait for it: the host on CPU, the compute stream on a GPU."""
+        """Make this rank's next computation wait for it: the host on CPU, the compute stream on a GPU."""
         if (task := self.task) is not None:  # the watchdog clears a finished task
             task.wait()
         _ = self.ended
 
 
 def oldest() -> tuple[str, float] | None:
-    """The operation or wait that has lasted longest, and its start by the monotonic clock."""
+    """The longest current operation or wait, and its start by the monotonic clock."""
     waits = [(call.started, call.since) for call in list(_started) if not call.ended][:1]
     if wait := status.longest_wait():
         waits.append(wait)
@@ -86,7 +86,7 @@ def oldest() -> tuple[str, float] | None:
 
 
 def watch(limit_s: float) -> None:
-    """End this process from now on once an operation has been under way for too long, and name it."""
+    """From now on end this process if an operation takes too long, and name the operation."""
     threading.Thread(target=_watch, args=(limit_s, device.gpu_number()), daemon=True).start()
 
 
@@ -115,8 +115,8 @@ def forget_traffic() -> None:
 
 
 class Pending:
-    """A collective or message under way. Its tensors are kept, and nobody may write to them, until `wait`, which gives
-    the result."""
+    """A collective or message in flight. Its tensors are kept and must not be written until `wait`, which gives the
+    result."""
 
     def __init__(self, operation: Operation, out: Any, kept: Any = None):
         self._operation, self._out, self._kept = operation, out, kept
@@ -138,7 +138,7 @@ def _start(kind: str, group: Any, call: Callable[[], Any], out: Any, kept: Any =
 
 
 def within(kind: str, group: Any, call: Callable[[], Any]) -> Any:
-    """Result of a kernel that exchanges messages by itself, in the compute queue."""
+    """Result of a kernel that communicates by itself, in the compute queue."""
     operation = Operation(kind, tuple(group.ranks))
     with waiting(operation.what), span(*operation.shown):
         out = call()
@@ -154,7 +154,7 @@ def all_reduce_start(tensor: Any, group: Any, op: Any = dist.ReduceOp.SUM, how: 
 
 
 def all_gather_start(tensor: Any, group: Any, how: How = LATER, out: Any = None) -> Pending:
-    """Start [T, …] -> [T·n, …]: the slices of all ranks, in rank order, in `out` where that is given."""
+    """Start [T, …] -> [T·n, …]: the slices of all ranks in rank order, into `out` if given."""
     if out is None:
         out = paddle.empty([tensor.shape[0] * group.nranks, *tensor.shape[1:]], tensor.dtype)
     count("all_gather", out)
@@ -164,7 +164,7 @@ def all_gather_start(tensor: Any, group: Any, how: How = LATER, out: Any = None)
 
 
 def reduce_scatter_start(tensor: Any, group: Any, how: How = LATER) -> Pending:
-    """Start [T·n, …] -> [T, …]: this rank's slice of the sum over the group. The input's content may be lost."""
+    """Start [T·n, …] -> [T, …]: this rank's slice of the sum over the group. The input may be overwritten."""
     out = paddle.empty([tensor.shape[0] // group.nranks, *tensor.shape[1:]], tensor.dtype)
     count("reduce_scatter", tensor)
     tensor = tensor.contiguous()
@@ -186,7 +186,7 @@ def all_gather_first(tensor: Any, group: Any) -> Any:
 
 
 def send_start(tensor: Any, peer: int, group: Any) -> Pending:
-    """Start sending to a global rank of the group. Nobody writes to the tensor before it has left."""
+    """Start sending to a global rank of the group. The tensor must not be written before it is sent."""
     count("p2p", tensor)
     tensor = tensor.contiguous()
     return _start("send", group, partial(dist.isend, tensor, peer, group), tensor)
@@ -215,7 +215,7 @@ def reduce_scatter(tensor: Any, group: Any) -> Any:
 def all_to_all(tensor: Any, group: Any, rows: Sequence[Sequence[int]] | None = None) -> Any:
     """Give each rank of the group its rows of `tensor` and join the rows received, in rank order.
 
-    `rows`: how many from each rank to each; equal shares where that is None.
+    `rows`: numbers from each rank to each; None: equal shares.
     """
     receive = None if rows is None else [sent[group.rank] for sent in rows]
     out = paddle.empty([tensor.shape[0] if receive is None else sum(receive), *tensor.shape[1:]], tensor.dtype)

@@ -3,9 +3,8 @@
 `install()` completes `ProcessGroupGloo` in place, so that the rest of the runtime makes the same
 `paddle.distributed` calls on every backend:
 
-- a rank waits for others as long as its launcher says: gloo's own 30 s end a run whose ranks share processors;
-- every group meets under keys of its own: gloo's rendezvous writes them without the group's name, so groups would read
-  each other's addresses and hang;
+- a rank's timeout is its launcher's: gloo's 30 s end a run whose ranks share processors; - every group has its own
+rendezvous keys: gloo writes them without the group's name, so groups would read each other's addresses and hang;
 - send and receive run on a worker thread per group: gloo's send blocks until the peer receives. A group carries
   point-to-point traffic in one direction only (gloo counts operations per group, not per direction);
 - reduce-scatter, all-to-all and all-gather into a tensor are made of gloo's all-reduce and all-gather;
@@ -46,23 +45,23 @@ BLOCKING = ("all_reduce", "all_gather", "broadcast", "reduce", "gather", "scatte
 
 REACHED_AT = "galvatron/reached"  # keys of the store, by node
 REACH_S = 10.0
-LATER_S = 60.0  # gloo's timeout exceeds all others, as its error says least
+LATER_S = 60.0  # gloo's timeout exceeds all others, as its error is least informative
 
 _new_process_group = collective._new_process_group_impl
 _kept: list[Any] = []  # groups live as long as the process: gloo's threads use them
 COMMUNICATOR = "_ZN6paddle11distributed16ProcessGroupGloo14GetCommContextEv"  # ProcessGroupGloo::GetCommContext()
 SET_TIMEOUT = "_ZN4gloo7Context10setTimeoutENSt6chrono8durationIlSt5ratioILl1ELl1000EEEE"  # argument in milliseconds
 CLASS = "_ZTVN4gloo10rendezvous7ContextE"  # its virtual table; objects point behind its first two words
-HELD = 16  # byte of a Python object of pybind11 at which the address of the held object stands
-WORDS = 16  # of a communicator, among which that of its context is
+HELD = 16  # offset in a pybind11 object of the address of the C++ object
+WORDS = 16  # words of a communicator to search for its context
 GLOO_IN = ("libs/libphi_core.so", "libs/libphi.so")  # path in Paddle's folder, by its version
 
 
 def install() -> None:
-    """Complete Paddle's gloo process groups, if they will run: call before
+    """Complete Paddle's gloo process groups, if they will be used: call before
     `paddle.distributed.init_parallel_env`."""
     gloo = core.ProcessGroupGloo
-    runs = parallel._is_cpuonly(os.environ.get("PADDLE_DISTRI_BACKEND", "auto"))  # init_parallel_env's own question
+    runs = parallel._is_cpuonly(os.environ.get("PADDLE_DISTRI_BACKEND", "auto"))  # the condition of init_parallel_env
     if not runs or hasattr(gloo, "galvatron_installed"):
         return
     collective._new_process_group_impl = parallel._new_process_group_impl = _group_with_own_keys
@@ -84,7 +83,7 @@ def install() -> None:
         setattr(gloo, name, _waiting(name, getattr(gloo, name)))
     for name in AT_ONCE:  # a CPU has no stream
         setattr(gloo, f"{name}_on_calc_stream", getattr(gloo, name))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(_own_address()))  # gloo would take that of the host's name
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(_own_address()))  # gloo would use the host name's
 
 
 # ---- groups ------------------------------------------------------------------------------------------------------
@@ -112,8 +111,8 @@ def _group_with_own_keys(
 
 @contextlib.contextmanager
 def _reached(store: Any, rank: int, world_size: int) -> Iterator[None]:
-    """The first rank of each node has connected to those of the others, and they to it, before it leaves the context
-    in step with them. Raises UserError: gloo would try for minutes."""
+    """Check that the first ranks of all nodes can connect to each other; all leave the context together. Raises
+    UserError, as gloo would retry for minutes."""
     local = len(os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(","))  # ranks of this node, by our launcher
     node, local_rank = divmod(rank, local)
     if local_rank or local == world_size:
@@ -126,7 +125,7 @@ def _reached(store: Any, rank: int, world_size: int) -> Iterator[None]:
             try:
                 socket.create_connection((address, int(port)), REACH_S).close()
             except ConnectionError:
-                continue  # its rank has gone meanwhile: gloo finds that out at once
+                continue  # its rank has ended: gloo detects that at once
             except OSError as error:
                 raise UserError(
                     f"MASTER_ADDR: node {node} does not reach node {other} at {address}, where ranks listen: {error}; "
@@ -136,7 +135,7 @@ def _reached(store: Any, rank: int, world_size: int) -> Iterator[None]:
 
 
 def _waiting(name: str, method: Any) -> Any:
-    """Wraps the method: while it runs, the rank's status says what it waits for."""
+    """Wraps the method: while it runs, the rank's status names the operation."""
 
     def waited(group: Any, *arguments: Any, **named: Any) -> Any:
         with waiting(f"{name} of {group.size()} ranks"):
@@ -254,7 +253,7 @@ def _all_reduce(group: Any, tensor: Any, op: Any, sync_op: bool = True) -> Any:
 
 
 def _reduce_scatter_tensor(group: Any, out: Any, tensor: Any, op: Any, sync_op: bool = True) -> _Task:
-    """Sums in the tensor itself: a copy would be as large as all gradients of a layer, and no other backend has one."""
+    """Reduces in place, like other backends: a copy would be as large as all gradients of a layer."""
     whole = tensor.detach()
     group.all_reduce(whole, op, True).wait()
     rows = whole.shape[0] // group.size()
@@ -263,7 +262,8 @@ def _reduce_scatter_tensor(group: Any, out: Any, tensor: Any, op: Any, sync_op: 
 
 
 class SentRows(list[int]):
-    """Rows that a rank sends to each of its group, as Paddle wants them, and what the others send: gloo would ask."""
+    """Rows that a rank sends to each rank of its group, in Paddle's form, and the rows that others send: gloo would
+    exchange them."""
 
     def __init__(self, rows: Sequence[Sequence[int]], rank: int):
         super().__init__(rows[rank])
@@ -323,7 +323,7 @@ def _gloo() -> ctypes.CDLL:
 
 @contextmanager
 def _memory() -> Iterator[Callable[[int], int]]:
-    """Returns a reader of the 8 bytes at an address; it gives 0 where there is no memory."""
+    """Returns a reader of the 8 bytes at an address; it gives 0 for unmapped memory."""
     handle = os.open("/proc/self/mem", os.O_RDONLY)
 
     def word(address: int) -> int:

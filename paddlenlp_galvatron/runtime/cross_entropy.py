@@ -1,8 +1,8 @@
 """Cross entropy over a vocabulary that tp ranks may split, of all tokens at once or piece by piece.
 
-By pieces, logits exist for one piece of tokens at a time. A sum of losses gives each token's gradient at once, so that
-forward computes it, too: it adds the table's gradient to those of the micro-batches before, and keeps that of the
-hidden states alone. Losses of pairs give it when all tokens of an answer are known; backward computes logits again.
+In pieces, logits exist for one piece of tokens at a time. For a sum of losses, each token's gradient is known at once,
+so forward also computes it: it adds the table's gradient to those of earlier micro-batches and keeps only the gradient
+of the hidden states. Losses of pairs need all tokens of an answer first; backward computes logits again.
 
 Shapes: U tokens, P of a piece, H hidden, v columns of the vocabulary that this rank holds.
 """
@@ -33,7 +33,7 @@ class VocabularyShard:
         self.padded = -(-vocab_size // placement.tp) * placement.tp
         self.columns = self.padded // placement.tp
         self.start = placement.index * self.columns
-        self.real = min(max(vocab_size - self.start, 0), self.columns)  # columns that are no padding
+        self.real = min(max(vocab_size - self.start, 0), self.columns)  # columns without padding
 
     def localise(self, ids: Any) -> tuple[Any, Any]:
         """Ids relative to this rank's columns, clipped into them, and whether they lie inside."""
@@ -43,17 +43,17 @@ class VocabularyShard:
 
 
 class Scores(NamedTuple):
-    """Losses of logits [U, v] and labels [U], and numbers for their gradient."""
+    """Losses from logits [U, v] and labels [U], and values for their gradient."""
 
     losses: Any  # [U] fp32; 0 of tokens without a label
-    hits: Any  # [U]: whether the label is the likeliest token; None: not wanted
+    hits: Any  # [U]: whether the label is the likeliest token; None: not computed
     exponentials: Any  # [U, v] fp32
     total: Any  # [U], their sum over the whole vocabulary; 1.0: they are probabilities
 
 
 class CrossEntropy:
     """Losses of tokens and their gradients. `group`: ranks that split the vocabulary; None: this rank has all of it.
-    `fused`: Paddle's one kernel computes losses of a split vocabulary that nothing pads."""
+    `fused`: Paddle's fused kernel computes losses of a split vocabulary without padding."""
 
     def __init__(self, shard: VocabularyShard, group: Any, fused: bool):
         self._shard, self._group, self._fused = shard, group, fused
@@ -63,8 +63,8 @@ class CrossEntropy:
         return _Losses.apply(logits, labels, self)
 
     def scores_for_gradient(self, logits: Any, labels: Any) -> Scores:
-        """Losses, and what `gradient` needs, in the place of fp32 logits."""
-        if self._group is None and device.on_gpu():  # one fused kernel; that of CPUs hides NaN and losses above 64
+        """Losses and the values that `gradient` needs, in the memory of fp32 logits."""
+        if self._group is None and device.on_gpu():  # one fused kernel; the CPU's hides NaN and losses above 64
             probabilities, losses = softmax_and_loss(cast(logits, "float32"), labels, IGNORED_LABEL)
         elif self._fused:
             probabilities, losses = self._fused_scores(logits, labels)
@@ -83,8 +83,8 @@ class CrossEntropy:
         return losses_and_scores
 
     def scores(self, logits: Any, labels: Any) -> Scores:
-        """Only three vectors of length U are exchanged; full logits exist nowhere. Exponentials take the place of fp32
-        logits: the product that computed these needs them no more."""
+        """Ranks exchange only three vectors of length U; no rank has full logits. Exponentials overwrite fp32 logits,
+        which the product that computed them does not need."""
         columns, real, group = self._shard.columns, self._shard.real, self._group
         scores = cast(logits, "float32")
         if real < columns:
@@ -104,8 +104,8 @@ class CrossEntropy:
         return Scores(losses, paddle.logical_and(counted, target == 0), exponentials, total)
 
     def gradient(self, scores: Scores, labels: Any, weights: Any) -> Any:
-        """Gradient of the logits, [U, v] in fp32, where that of each loss is `weights` [U] or a number. It takes the
-        place of `scores.exponentials`."""
+        """Gradient of the logits, [U, v] in fp32, if that of each loss is `weights` [U] or a number. It overwrites
+        `scores.exponentials`."""
         per_token = (labels != IGNORED_LABEL).astype("float32") * weights
         local, inside = self._shard.localise(labels)
         hit = inside.astype("float32") * per_token
@@ -127,7 +127,7 @@ class _Losses(PyLayer):  # type: ignore[misc]
 
 
 class Pieces:
-    """The LM head's product and losses by pieces of its tokens."""
+    """The LM head's product and losses in pieces of tokens."""
 
     def __init__(self, sizes: Sequence[int], loss: CrossEntropy, weights: list[Any], tied: bool, numbers: NumberTypes):
         """`sizes`: tokens of each piece. `weights`: table [H, v], or the embedding's [v, H] where it is `tied`; and the
@@ -145,19 +145,19 @@ class Pieces:
         return paddle.concat(losses), paddle.concat(hits)
 
     def sum(self, hidden: Any, labels: Any, scale: float, later: bool) -> Any:
-        """The sum of losses, whose gradient is `scale` and comes when this micro-batch's backward does. `later`: only
-        then may the table's gradient be added to those of the micro-batches before."""
+        """The sum of losses, with gradient `scale` in this micro-batch's backward. `later`: only then may the table's
+        gradient be added to those of earlier micro-batches."""
         return _Sum.apply(hidden, labels, self, scale, later)
 
     def losses(self, hidden: Any, labels: Any) -> Any:
-        """Losses [U], whose gradients are known in backward alone."""
+        """Losses [U], whose gradients are known only in backward."""
         return _InPieces.apply(hidden, labels, self)
 
     def _computed(self) -> list[Any]:
         return [cast(weight.tensor, self._numbers.computed.dtype) for weight in self._weights]
 
     def _logits(self, hidden: Any, table: Any, *bias: Any) -> Any:
-        """[P, v] in fp32: those of 16 bits are gone when it returns."""
+        """Logits [P, v] in fp32; 16-bit logits are freed on return."""
         return cast(sum(bias, paddle.matmul(hidden, table, transpose_y=self._tied)), "float32")
 
     def _cut(self, *of_tokens: Any) -> Iterator[tuple[Any, ...]]:
@@ -167,15 +167,15 @@ class Pieces:
             start += size
 
     def with_gradients(self, hidden: Any, labels: Any, weights: Any, accumulate: Any) -> tuple[Any, Any]:
-        """Losses [U] and the gradient of the hidden states [U, H], where that of each loss is `weights` [U]. Each
-        piece's gradient of a weight is handed to `accumulate`, with the weight."""
+        """Losses [U] and the gradient of the hidden states [U, H], if that of each loss is `weights` [U]. `accumulate`
+        receives each piece's gradient of a weight, with the weight."""
         table, *bias = self._computed()
         losses, gradients = [], []
         for rows, labels_of_rows, weight in self._cut(hidden, labels, weights):
             scores = self._loss.scores_for_gradient(self._logits(rows, table, *bias), labels_of_rows)
             losses.append(scores.losses)
             step = cast(self._loss.gradient(scores, labels_of_rows, weight), self._numbers.computed.dtype)
-            del scores  # its place is free for the next piece
+            del scores  # frees its memory for the next piece
             gradients.append(paddle.matmul(step, table, transpose_y=not self._tied))
             if not self._weights[0].tensor.stop_gradient:
                 product = (step, rows) if self._tied else (rows, step)
@@ -202,7 +202,7 @@ class _Sum(PyLayer):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        """`grad` is the scale that forward was given: nothing is multiplied again."""
+        """`grad` is the scale that forward has already applied."""
         for weight, gradient in ctx.kept.items():
             weight.accumulate(gradient)
         ctx.kept = {}

@@ -1,5 +1,5 @@
-"""This process's device: its memory by Paddle's own byte-exact statistics, its queues, and on CPU its processors, of
-which each rank of a host has its own, if there are enough."""
+"""This process's device: its memory by Paddle's byte-exact statistics, its queues, and on CPU its processors; each rank
+of a host has its own if there are enough."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def on_gpu() -> bool:
 
 
 def loads_kernels() -> bool:
-    """Whether a kernel is loaded at its first use, which may wait for all queued work of the device."""
+    """Whether kernels are loaded at first use, which may wait for all queued work of the device."""
     return on_gpu()
 
 
@@ -48,33 +48,32 @@ def on_cpu() -> Iterator[None]:
 
 
 def allocated_mib() -> float:
-    """MiB that tensors hold now."""
+    """Current MiB of tensors."""
     if on_gpu():
         return float(paddle.device.cuda.memory_allocated()) / MIB
     return paddle_private.host_bytes() / MIB
 
 
 def peak_mib() -> float:
-    """Most MiB that tensors held since `reset_peak`."""
+    """Peak MiB of tensors since `reset_peak`."""
     if on_gpu():
         return float(paddle.device.cuda.max_memory_allocated()) / MIB
     return paddle_private.host_peak_bytes() / MIB
 
 
 def reserved_mib() -> float:
-    """MiB that the allocator has of the GPU now, unused blocks included; on CPU the same as `allocated_mib`."""
+    """Current MiB reserved by the allocator, including unused blocks; on CPU the same as `allocated_mib`."""
     return float(paddle.device.cuda.memory_reserved()) / MIB if on_gpu() else allocated_mib()
 
 
 def reserved_peak_mib() -> float:
-    """Most MiB that the allocator took from the GPU since `release`, unused blocks included; on CPU the same as
-    `peak_mib`."""
+    """Peak MiB reserved by the allocator since `release`, including unused blocks; on CPU the same as `peak_mib`."""
     return float(paddle.device.cuda.max_memory_reserved()) / MIB if on_gpu() else peak_mib()
 
 
 def beside_mib() -> float | None:
-    """MiB of this rank's GPU that its driver counts as used and Paddle's allocator does not hold: context, workspaces,
-    communicators, and what other processes use. None on CPU, and where the driver does not say."""
+    """MiB of this rank's GPU in use outside Paddle's allocator: context, workspaces, communicators and other processes.
+    None on CPU and if the driver does not report it."""
     gpu = gpu_number()
     used = None if gpu is None else used_mib(gpu)
     return None if used is None else used - float(paddle.device.cuda.memory_reserved()) / MIB
@@ -83,7 +82,7 @@ def beside_mib() -> float | None:
 def synchronize() -> None:
     """Wait for all work of this rank's device. On CPU a call returns when its work is done."""
     if on_gpu():
-        with waiting("work queued on its device"):  # others' messages are among it
+        with waiting("work queued on its device"):  # includes messages from other ranks
             paddle.device.synchronize()
 
 
@@ -98,19 +97,19 @@ def multiprocessors() -> int:
 
 
 def use_in_thread(gpu: int | None) -> None:
-    """Let this thread's calls go to this GPU. A new thread asks the node's first one, where a question alone
-    makes a context: half a GiB for each rank."""
+    """Make this thread use this GPU. A new thread uses the node's first GPU, where even a query creates a context of
+    half a GiB per rank."""
     if gpu is not None:
         paddle_private.use_gpu(gpu)
 
 
 class Mark:
-    """A place on this rank's compute stream; a task, as those of groups, of all that stands before
-    it. By Paddle's class for CUDA: arguments of the general one differ between its versions."""
+    """A mark on this rank's compute stream; waits like a group's task for all work before it. Uses Paddle's CUDA class,
+    as the general class's arguments differ between versions."""
 
     def __init__(self, timed: bool = False):
-        self.event: Any = None  # on CPU: everything has been done when a call returns
-        self.since_1970_ns = time.time_ns()  # by the host's clock, which is ahead of the device
+        self.event: Any = None  # on CPU: calls return when their work is done
+        self.since_1970_ns = time.time_ns()  # host clock, ahead of the device
         if on_gpu():
             self.event = paddle.device.cuda.Event(enable_timing=timed)
             self.event.record()
@@ -123,7 +122,7 @@ class Mark:
         """Nothing to do: later work is queued behind it."""
 
     def ms_after(self, first: Mark) -> float:
-        """Time from the first mark to this one on the device, which has reached both; they are timed."""
+        """Time between two timed marks that the device has reached."""
         if self.event is not None:
             return float(first.event.elapsed_time(self.event))
         return (self.since_1970_ns - first.since_1970_ns) / NS_PER_MS
@@ -135,7 +134,7 @@ def has_streams() -> bool:
 
 
 def event_here() -> Any:
-    """An event of the current stream, behind all that it was given; None on CPU."""
+    """An event of the current stream, after all queued work; None on CPU."""
     return paddle.device.current_stream().record_event() if has_streams() else None
 
 
@@ -153,7 +152,7 @@ class CopyStream:
 
     @contextmanager
     def after(self, event: Any) -> Iterator[None]:
-        """Queue the block's calls here, behind an event."""
+        """Queue the block's calls on this stream, after an event."""
         if self._stream is None:
             yield
             return
@@ -173,10 +172,10 @@ def finish_computing() -> None:
         paddle.device.current_stream().synchronize()
 
 
-# Between host and GPU numbers go through page-locked memory: at the bus's speed, and on the compute stream.
-# Other memory Paddle copies in CUDA's own queue, which waits for all queues: for messages, too. Paddle's allocator
-# keeps page-locked memory for the next copy, as much as the largest took.
-_staged: deque[tuple[Any, Mark]] = deque()  # arrays that may still be copied, and the mark in the queue behind the copy
+# Copies between host and GPU use page-locked memory, at the bus's speed and on the compute stream. Paddle copies other
+# memory in CUDA's default queue, which waits for all queues, including messages. Paddle's allocator keeps the
+# page-locked memory of the largest copy for reuse.
+_staged: deque[tuple[Any, Mark]] = deque()  # arrays with copies in flight, and the mark after each copy
 
 
 def to_device(numbers: Any) -> Any:
@@ -203,8 +202,8 @@ def to_host(tensor: Any) -> Any:
 
 
 def reserve(mib: float, spare_mib: float) -> None:
-    """Return unused blocks to the GPU, and allocate `mib` in one piece for later tensors; `spare_mib` more if that is
-    free. Synchronises the device. Raises an error if `mib` are not free."""
+    """Return unused blocks to the GPU and allocate `mib` in one block for later tensors; `spare_mib` more if free.
+    Synchronises the device. Raises an error if `mib` are not free."""
     if on_gpu():
         paddle.device.cuda.empty_cache()
         try:
@@ -216,14 +215,14 @@ def reserve(mib: float, spare_mib: float) -> None:
 
 
 def release() -> None:
-    """Free the allocator's unused memory; `reserved_peak_mib` starts again."""
+    """Free the allocator's unused memory and reset `reserved_peak_mib`."""
     if on_gpu():
         paddle.device.cuda.empty_cache()
         paddle.device.cuda.reset_max_memory_reserved()
 
 
 def reset_peak() -> None:
-    """Reset the peak to the memory held now."""
+    """Reset the peak to the current memory."""
     if on_gpu():
         paddle.device.cuda.reset_max_memory_allocated()
     else:
@@ -236,7 +235,7 @@ TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 @cache
 def host_processors() -> tuple[int, ...]:
-    """The processors that the ranks of this host share, as this process found them when it first asked."""
+    """The processors that the ranks of this host share, read once."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
@@ -252,9 +251,9 @@ def processor_shares(ranks: int) -> list[list[int]]:
 
 
 def pin_rank() -> None:
-    """Give this rank, if it computes on CPU, its share of the processors for as long as it lives.
+    """Pin this rank, if it computes on CPU, to its share of the processors.
 
-    One that is alone on its host waits for nobody, and is left where it is.
+    A single rank on its host is not pinned.
     """
     index, ranks = (int(os.environ.get(name, alone)) for name, alone in PLACE.items())  # the launcher's numbers
     if not on_gpu() and ranks > 1 and index < len(parts := processor_shares(ranks)):
@@ -263,8 +262,8 @@ def pin_rank() -> None:
 
 @contextmanager
 def pinned(index: int, ranks: int, wanted: bool = True) -> Iterator[None]:
-    """Run all threads of this process meanwhile on the share of rank `index` of `ranks` on this host, where that is
-    wanted and there are enough processors."""
+    """Inside the context, run all threads of this process on the share of rank `index` of `ranks` on this host, if
+    wanted and possible."""
     cores = sorted(os.sched_getaffinity(0))
     parts = processor_shares(ranks)
     if not wanted or index >= len(parts):

@@ -35,7 +35,7 @@ TINY = 1e-12  # norms below this are treated as this
 class Share(NamedTuple):
     """A rank's share of a global batch."""
 
-    samples: Samples  # of its rows, each part [micro-batches, r·S]; `pairs` [micro-batches, r, P, 5]
+    samples: Samples  # parts of its rows [micro-batches, r·S]; `pairs` [micro-batches, r, P, 5]
     labelled: int  # tokens with a label in the whole batch
     pairs: int = 0  # pairs in the whole batch
 
@@ -52,7 +52,7 @@ class Engine:
     """
 
     def __init__(self, setup: ModelSetup, groups: Groups | None = None, loss_scale: float = LOSS_SCALE):
-        """`groups`: those that other engines of this rank have made, to be used again. `loss_scale`: fp16's at the
+        """`groups`: communicators of this rank's earlier engines, to reuse. `loss_scale`: fp16's at the
         start. Raises UserError for a plan that cannot run."""
         plan, shape, seq_length = setup.plan, setup.shape, setup.seq_length
         require_valid(plan, shape)
@@ -61,8 +61,8 @@ class Engine:
         self.plan, self.shape, self.seq_length, self.adapters = plan, shape, seq_length, setup.adapters
         self._preference, self._seed, self.mtp_weight = setup.preference, setup.seed, setup.mtp_weight
         self._of_mtp = (MTP_LOSS,) * shape.mtp_layers
-        self.metrics: dict[str, float] = {}  # of the last step or evaluation, besides its loss
-        self.steps_done = 0  # a checkpoint that is loaded sets it
+        self.metrics: dict[str, float] = {}  # metrics of the last step or evaluation, without its loss
+        self.steps_done = 0  # set by loading a checkpoint
         gpus.set_defaults(plan.pipeline > 1 and not all_to_alls(plan, shape, seq_length))
         self.groups = groups or Groups(self.rank)
         setup.kernels.require_version(plan, paddle.__version__)
@@ -82,17 +82,17 @@ class Engine:
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
-        """Rows of a global batch that this rank reads: none between first and last stage."""
+        """Rows of a global batch that this rank reads; empty between the first and the last stage."""
         firsts = range(0, self.plan.global_batch, self.plan.micro_batch)
         return tuple(first + sample for first in firsts for sample in self.stage.samples)
 
     def share(self, rows: Batch) -> Share:
-        """This rank's share, cut from `rows`, the rows that it has of a global batch. Every rank calls this.
+        """This rank's share, cut from `rows`, its rows of a global batch. Every rank calls this.
 
         Raises UserError: no token has a label."""
         samples = self._by_micro_batch(samples_of(rows))
         labelled, pairs, chosen = self.plan.global_batch * self.seq_length, 0, 0
-        if isinstance(rows, tuple):  # a pair has labels; tokens alone are their own labels
+        if isinstance(rows, tuple):  # a pair has labels; plain tokens are their own labels
             learnt = int((self.stage.own(samples.labels) != IGNORED_LABEL).sum()) if self.stage.is_last else 0
             facts = self._pairs_of_loss(samples)
             sums = [int(sum(counts)) for counts in self.gather(learnt, (facts[..., 2] > 0).sum(), facts[..., 2].sum())]
@@ -162,7 +162,7 @@ class Engine:
 
     def answers(self, batch: Batch | Share) -> Facts:
         """Log-probabilities [G, P, 2] of the answers of one global batch, on every rank; 0 where a row has no such
-        pair. Those of the base, where adapters learn."""
+        pair. With adapters: of the base model."""
         share = self._share_of(batch)
         self.stage.forget_metrics()
         with self.stage.evaluating(adapters=False):
@@ -180,7 +180,7 @@ class Engine:
         return np.asarray(whole).reshape(-1, *local_sums.shape[2:])
 
     def _mean(self, total: Any, count: int, names: Sequence[str]) -> float:
-        """The loss of a token or a pair, from this rank's sum; further sums go to `metrics`."""
+        """The mean loss per token or pair, from this rank's sum; further sums go to `metrics`."""
         sums = self.stage.metrics
         sums = paddle.zeros([len(names)]) if sums is None else sums
         local_sums = paddle.concat([total.reshape([1]), sums]) / (count * self.stage.loss_replicas)
@@ -194,10 +194,10 @@ class Engine:
         return float(loss) - self.mtp_weight * self.metrics.get(MTP_LOSS, 0.0)
 
     def update(self, optimizer: Any, max_norm: float) -> float:
-        """Let Paddle's optimizer over `tensors` run on the gradients clipped to a global norm of `max_norm`.
+        """Run Paddle's optimizer over `tensors` on the gradients, clipped to a global norm of `max_norm`.
 
-        Returns the norm before. Where it is no finite number nothing is updated. The gradients are gone afterwards;
-        values may be on their way to other ranks until `wait_for_updates` or the next pass.
+        Returns the norm before clipping. If it is not finite, nothing is updated. The gradients are freed; values may
+        be in flight to other ranks until `wait_for_updates` or the next pass.
         """
         self.steps_done += 1
         norm: float = global_norm(self.trainables, self._world) / self.gradient_scale
@@ -218,7 +218,7 @@ class Engine:
 
     @property
     def gradient_scale(self) -> float:
-        """Factor of the stored gradients over the loss's gradients."""
+        """Stored gradients / gradients of the loss."""
         return self.scaler.scale if self.scaler else 1.0
 
     @property
@@ -232,7 +232,7 @@ class Engine:
         return [trainable.tensor.name for trainable in self.trainables if trainable.decays]
 
     def gather(self, *values: float) -> list[tuple[float, ...]]:
-        """Numbers of every rank: for each that is given, those of all ranks in rank order, on every rank."""
+        """All-gather numbers: for each given number, those of all ranks in rank order."""
         local = device.to_device(np.array([values], np.float64))
         with waiting("all_gather of numbers over all ranks"):
             return list(zip(*device.to_host(all_gather(local, self._world)).tolist(), strict=True))
@@ -251,7 +251,7 @@ class Engine:
 
 
 def _weighted(samples: Samples, pairs: int, chosen: int) -> Samples:
-    """Adds to each pair a chosen token's weight, in pairs; the batch has `pairs` pairs and `chosen` such tokens."""
+    """Adds to each pair the weight of a chosen token; the batch has `pairs` pairs and `chosen` such tokens."""
     if samples.pairs is None:
         return samples
     weight = np.full_like(samples.pairs[..., :1], pairs / max(chosen, 1))

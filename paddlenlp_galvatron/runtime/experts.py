@@ -1,10 +1,10 @@
-"""The experts of a layer on one rank: routing, dispatch and combine by all-to-all, and what own experts compute.
+"""The experts of a layer on one rank: routing, dispatch and combine by all-to-all, and the computation of own experts.
 
 Shapes: T tokens of this rank, k experts a token, E experts, n ranks of the all-to-all group, l experts of a rank,
 R rows received. Ranks of the group are ordered by (ep index, etp index); all etp ranks of an expert receive its rows.
 
 Scores are softmax, or sigmoids whose sum over the chosen ones is 1 (DeepSeek-V3, arXiv:2412.19437, equations 12 to 16).
-A token's experts are the best of all, or the best within some groups of experts, so that it goes to few devices.
+A token's experts are the best of all, or the best within a few groups of experts, so that it goes to few devices.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ from .collectives import all_gather, all_reduce, all_to_all
 from .grouped import UNPADDED, Padding, grouped, use_every_size
 from .precision import cast
 
-ADDED = 1e-20  # to the sum of a token's sigmoids, as in transformers
-BEST_OF_GROUP = 2  # sigmoids that a group is judged by; softmax scores: the best alone
+ADDED = 1e-20  # added to the sum of a token's sigmoids, as in transformers
+BEST_OF_GROUP = 2  # number of sigmoids that rate a group; with softmax: only the best score
 LOWEST = -1e30  # far below every score, while sums of two are finite
 
 
@@ -41,10 +41,11 @@ def score(logits: Any, shape: ModelShape) -> Any:
 
 
 def choose(scores: Any, bias: Any, shape: ModelShape) -> Any:
-    """Numbers of each token's experts [T, k], of scores [T, E]. `bias` [E] or [1, E]: of the choice alone; None: none.
+    """Indices of each token's experts [T, k], from scores [T, E]. `bias` [E] or [1, E]: only for the choice; None:
+    none.
 
-    A GPU's top-k has -1 for the places of NaN, so that all scores are numbers here: a loss of NaN is reported at the
-    end of its step, which all ranks reach."""
+    A GPU's top-k gives -1 for NaN, so NaN is replaced: a loss of NaN is reported at the end of its step, which all
+    ranks reach."""
     ranked = paddle.fmax(scores if bias is None else scores + bias, _in_turn(*scores.shape, shape.experts_per_token))
     if shape.expert_groups > 1:
         size = shape.experts // shape.expert_groups
@@ -57,7 +58,8 @@ def choose(scores: Any, bias: Any, shape: ModelShape) -> Any:
 
 @lru_cache
 def _in_turn(tokens: int, experts: int, chosen: int) -> Any:
-    """Ranks below every score [T, E], in place of NaN: tokens take experts in turn, so that no rank gets all rows."""
+    """Values below every score [T, E] that replace NaN: tokens then use experts in turn, so that no rank gets all
+    rows."""
     first = (paddle.arange(tokens) * chosen).unsqueeze(-1)
     return LOWEST * (1 + ((paddle.arange(experts) - first) % experts).astype("float32") / experts)
 
@@ -72,7 +74,7 @@ def shares(scores: Any, chosen: Any, shape: ModelShape) -> Any:
 
 
 def fractions(scores: Any, shape: ModelShape) -> Any:
-    """Scores [T, E] over their sum of a token, of which the balance loss is (DeepSeek-V3, equation 19)."""
+    """Scores [T, E] / their sum per token, for the balance loss (DeepSeek-V3, equation 19)."""
     return scores / (scores.sum(-1, keepdim=True) + LEAST_SUM) if _sigmoid(shape) else scores
 
 
@@ -86,7 +88,7 @@ class ExpertLoad:
     The balance loss of L layers with experts and G samples of S tokens is 1 / (L G) times the sum over layers and
     samples of E · sum_e f_e P_e: f_e is the number of tokens that choose expert e over S, without a gradient, and P_e
     the mean of its probability, of sigmoids the mean of `fractions`. It is k at even load, as in transformers, where f
-    and P are means over a whole batch. A mean over samples is one that no plan changes.
+    and P are means over a whole batch. A mean over samples is the same under every plan.
     """
 
     def __init__(self, plan: Plan, shape: ModelShape, seq_length: int):
@@ -100,11 +102,11 @@ class ExpertLoad:
     def forget(self) -> None:
         """Reset the counts."""
         self.balance: Any = None  # this rank's part of the balance loss, before its coefficient
-        self.imbalances: list[float] = []  # rows of the busiest rank over the mean, by layer and micro-batch
+        self.imbalances: list[float] = []  # rows of the busiest rank / mean, by layer and micro-batch
 
     @property
     def imbalance(self) -> tuple[float, float]:
-        """Mean and largest of `imbalances`; 0 where no experts are on other ranks."""
+        """Mean and maximum of `imbalances`; 0 if all experts are on this rank."""
         return sum(self.imbalances) / max(1, len(self.imbalances)), max(self.imbalances, default=0.0)
 
 
@@ -117,19 +119,19 @@ class LayerLoad:
     """The load of one layer's experts."""
 
     def __init__(self, load: ExpertLoad, samples: Sequence[int], group: Any):
-        """`samples`: of which sample of a micro-batch each of the rank's own tokens is. `group`: the ranks that
-        together have all tokens of these samples."""
+        """`samples`: the sample of each of the rank's tokens in a micro-batch. `group`: the ranks that together have
+        all tokens of these samples."""
         self._load, self._samples, self._group = load, paddle.to_tensor(samples), group
         self._first = (self._samples * load.experts).unsqueeze(-1)  # [T, 1] of E places of each sample
 
     def add_imbalance(self, imbalance: float) -> None:
-        """Rows of the busiest rank over the mean, of one micro-batch."""
+        """Rows of the busiest rank / mean, of one micro-batch."""
         self._load.imbalances.append(imbalance)
 
     def shares(self, scores: Any, chosen: Any) -> Any:
-        """E f_e / (S L G) [M, E] of each of M samples, by which the fractions of a token's `scores` [T, E] count in the
-        balance loss; None where it has no part. Only rows of samples of the rank's own tokens are right. `chosen`
-        [T, k]: the experts of each of those tokens."""
+        """E f_e / (S L G) [M, E] for each of M samples: factors of a token's fractions from `scores` [T, E] in the
+        balance loss; None: no balance loss. Only rows of the rank's own samples are valid. `chosen` [T, k]: the experts
+        of each of those tokens."""
         load = self._load
         if not load.coefficient:
             return None
@@ -166,14 +168,14 @@ Memo = dict[str, Any]  # of one call: keeps the choice and the routing of forwar
 class Routing:
     """Destinations of the tokens of one micro-batch. Backward and recompute reuse the routing of forward.
 
-    Each expert has as many rows as `padding` gives it: rows that no token sent are copies of another one with score 0,
-    so that neither results nor gradients have a part of them.
+    `padding` sets each expert's number of rows: padding rows are copies of another row with score 0, so that they
+    affect neither results nor gradients.
     """
 
     def __init__(
         self, chosen: Any, shape: ModelShape, experts: Experts, group: Any, sent: str, padding: Padding = UNPADDED
     ):
-        """`chosen` [T, k]: numbers of experts. `sent`: type of rows on their way."""
+        """`chosen` [T, k]: indices of experts. `sent`: number type of rows in messages."""
         ranks, etp, local = experts.ranks, experts.etp, shape.experts // experts.ep
         self.group, self.sent = group, sent
         self.tokens, self.k = chosen.shape
@@ -200,7 +202,7 @@ class Routing:
         return _take(self._exchange(rows, self.rows), self.by_expert)
 
     def scores_to_experts(self, scores: Any) -> Any:
-        """[T k etp, 1] by rank -> [R, 1] by expert, 0 of rows that no token sent."""
+        """[T k etp, 1] by rank -> [R, 1] by expert, 0 for padding rows."""
         return _put(self._exchange(scores, self.rows, "float32"), self.by_rank, sum(self.counts))
 
     def to_tokens(self, rows: Any, sent: str = "") -> Any:
@@ -216,15 +218,15 @@ class Routing:
 
 @lru_cache
 def _numbers(count: int) -> Any:
-    """0, 1, ... [count]. Made once: in Python it takes four calls."""
+    """0, 1, ... [count]. Cached: making it takes four Python calls."""
     return paddle.arange(count)
 
 
 def _places(keys: Any, ep: int, etp: int, local: int) -> tuple[Any, Any]:
-    """Place of each copy of `keys` [n], numbers of experts, by rank and expert in a stable sort [n · etp]; and how many
-    keys each expert of each rank has [ep · etp, local].
+    """Position of each copy of `keys` [n] (indices of experts) in a stable sort by rank and expert [n · etp]; and the
+    number of keys per expert of each rank [ep · etp, local].
 
-    By counting: Paddle's argsort of one axis allocates from a GPU and frees to it, which waits for posted receives. The
+    By counting: Paddle's argsort allocates and frees GPU memory, which waits for posted receives. The
     keys lie along the last axis, as Paddle's cumsum transposes others, and PyTorch's takes fifty times as long."""
     count = keys.shape[0]
     upto = (_numbers(ep * local).unsqueeze(-1) == keys).cumsum(-1, "int32")  # [experts, n]
@@ -246,9 +248,9 @@ def _put(values: Any, places: Any, count: int) -> Any:
 
 
 def _by_expert(rows: Any, padded: Sequence[int]) -> tuple[Any, Any]:
-    """Received rows lie by (rank, expert), and are to lie by (expert, rank). `rows` [rank, expert]: how many there are;
-    `padded`: rows of each expert. The places of the received ones, and which one each place takes, the first where none
-    is to be."""
+    """Reorders received rows from (rank, expert) to (expert, rank). `rows` [rank, expert]: their numbers; `padded`:
+    rows of each expert. Returns the positions of the received rows, and the source of each position (the first row for
+    padding)."""
     starts = np.cumsum(padded) - padded + np.cumsum(rows, 0) - rows  # [rank, expert]
     shifts = starts.ravel() - (np.cumsum(rows) - rows.ravel())
     places = np.arange(rows.sum()) + np.repeat(shifts, rows.ravel())
@@ -281,7 +283,7 @@ class Dispatch(PyLayer):  # type: ignore[misc]
 
 
 class Combine(PyLayer):  # type: ignore[misc]
-    """Rows [R, H], already times their scores -> their sums by token [T, H]: the transpose of dispatch."""
+    """Rows [R, H], already multiplied by their scores -> sums by token [T, H]: the transpose of dispatch."""
 
     @staticmethod
     def forward(ctx: Any, rows: Any, routing: Routing) -> Any:
@@ -298,7 +300,7 @@ class Products(PyLayer):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, x: Any, counts: Sequence[int], weights: Any) -> Any:
-        # Not by save_for_backward: zero3 frees the weights after forward and gathers them again for backward.
+        # Not save_for_backward: zero3 frees the weights after forward and gathers them again for backward.
         ctx.kept, ctx.counts, ctx.weights = keep(*() if weights.stop_gradient else (x,)), counts, weights
         return grouped(x, weights, counts)
 
@@ -312,8 +314,8 @@ class Products(PyLayer):  # type: ignore[misc]
 
 
 class Inner(PyLayer):  # type: ignore[misc]
-    """gate and up [R, F], scores [R, 1] -> silu(gate) * up * score [R, F]. Backward makes the first product again, so
-    that of a row no more is kept than gate, up and what the last product reads."""
+    """gate and up [R, F], scores [R, 1] -> silu(gate) * up * score [R, F]. Backward computes the first product again,
+    so that only gate, up and the input of the last product are kept per row."""
 
     @staticmethod
     def forward(ctx: Any, gate: Any, up: Any, score: Any) -> Any:
@@ -398,7 +400,7 @@ class OwnExperts:
         return product + Products.apply(narrow, counts, second)
 
     def _use_every_size(self, x: Any) -> None:
-        """Multiply once as many rows as an expert may get. `x` [T, H] of this rank's own tokens."""
+        """Multiply each possible number of rows of an expert once. `x` [T, H]: this rank's tokens."""
         tokens, hidden = x.shape
         experts, inner = self._experts, self._shape.expert_size // self._experts.etp
         mean = tokens * self._shape.experts_per_token * experts.etp

@@ -1,9 +1,9 @@
 """Gradients after the last micro-batch: reduced over the ranks with other tokens, clipped by their global norm, and
-given to the optimizer: to all its states in turns, or to states in the host's memory.
+used by the optimizer, whose states are on the device or in host memory.
 
-From there the update brings moments, and fp32 weights of 16-bit ones, to the device part by part and back. Copies to
-the device, kernels and copies to the host have a stream each and overlap: a part's states come to one of two places,
-when those of the part before last have left it. Gradients, and weights that layers read, stay on the device.
+From host memory the update copies moments and fp32 masters to the device in parts and back. Copies to the device,
+kernels and copies to the host use separate streams and overlap: a part's states go to one of two buffers, after the
+part before last has left it. Gradients and the weights of layers stay on the device.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ from .weights import ShardedParameter
 
 # One message per this much gradient: large enough to use a link's bandwidth, small enough to hold twice.
 BUCKET_BYTES = 32 * MIB
-# The optimizer sees this much fp32 gradient at a time, or one tensor: little besides the activations that are gone by
-# then. In each turn it walks all its parameters, 0.1 ms on the host for some hundreds of them.
+# The optimizer handles this much fp32 gradient at a time, or one tensor: small next to the freed activations. Each turn
+# walks all its parameters, 0.1 ms on the host for a few hundred.
 TURN_BYTES = 512 * MIB
 
 
 def reduce_gradients(parameters: Sequence[ShardedParameter]) -> None:
-    """Sum every gradient over the copies of its values and over its parameter's ranks, in buckets of like group."""
+    """Reduce every gradient over the copies of its values and over its parameter's ranks, in buckets by group."""
     for groups in ([each.presum_group for each in parameters], [each.sum_group for each in parameters]):
         buckets: dict[tuple[int, Any], list[ShardedParameter]] = {}
         for parameter, group in zip(parameters, groups, strict=True):
@@ -57,7 +57,7 @@ def _reduce_bucket(bucket: list[ShardedParameter], group: Any) -> None:
 
 @paddle.no_grad()  # type: ignore[untyped-decorator]
 def global_norm(trainables: Sequence[Trainable], world_group: Any) -> float:
-    """Euclidean norm of the whole model's gradient, each value counted once however many ranks hold it."""
+    """Euclidean norm of the whole model's gradient; values on several ranks count once."""
     squares: dict[float, list[Any]] = {}  # gradients, keyed by this rank's share of each value
     for trainable in trainables:
         gradient = cast(trainable.gradient, "float32")
@@ -75,11 +75,10 @@ def global_norm(trainables: Sequence[Trainable], world_group: Any) -> float:
 
 @paddle.no_grad()  # type: ignore[untyped-decorator]
 def update_in_turns(optimizer: Any, trainables: Sequence[Trainable], factor: float) -> None:
-    """Let the optimizer update all tensors, gradients scaled by `factor`, and start passing the values on, each as soon
-    as it is there. Each use of one waits for it: the next forward pass, when it comes to that module.
+    """Update all tensors with gradients scaled by `factor`, and start sending each value as soon as it is ready. The
+    next forward pass waits for a module's values when it reaches the module.
 
-    The optimizer skips tensors without a gradient: those whose gradient is kept elsewhere get it, in fp32, only while
-    their turn lasts.
+    The optimizer skips tensors without a gradient: each tensor gets its fp32 gradient only for its turn.
     """
     ready = [trainable for trainable in trainables if trainable.tensor.grad is not None]
     others = [trainable for trainable in trainables if trainable.tensor.grad is None]
@@ -93,7 +92,7 @@ def update_in_turns(optimizer: Any, trainables: Sequence[Trainable], factor: flo
 
 
 def offload(trainables: Sequence[Trainable]) -> None:
-    """Move the optimizer's tensors to the host's memory, except weights that layers read. Moments are made there."""
+    """Move the optimizer's tensors to host memory, except weights that layers read. Moments are created there."""
     for trainable in trainables:
         trainable.tensor.optimize_attr[STATES_IN_HOST] = True
         if trainable.tensor is not trainable.owner.writable():
@@ -101,17 +100,17 @@ def offload(trainables: Sequence[Trainable]) -> None:
 
 
 class HostStates:
-    """The places on the device, made before the first step, and the update through them."""
+    """The buffers on the device, allocated before the first step, and the update through them."""
 
     def __init__(self) -> None:
         self._places = [[paddle.empty([PART], "float32") for _ in range(STATES)] for _ in range(PLACES)]
-        self._left = [device.event_here() for _ in range(PLACES)]  # behind the copies from each place to the host
+        self._left = [device.event_here() for _ in range(PLACES)]  # events after each buffer's copies to the host
         self._to_device, self._to_host = device.CopyStream(), device.CopyStream()
         self._parts = 0  # updated so far
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def update(self, optimizer: Any, trainables: Sequence[Trainable], factor: float) -> None:
-        """As `update_in_turns`, on states in the host's memory. The host waits for nothing."""
+        """Like `update_in_turns`, with states in host memory. The host does not block."""
         begin_update(optimizer)
         for trainable in trainables:
             values, gradient = trainable.owner.writable(), trainable.gradient
@@ -126,7 +125,7 @@ class HostStates:
     def _update_part(
         self, optimizer: Any, trainable: Trainable, values: Any, gradient: Any, factor: float, start: int, stop: int
     ) -> None:
-        """Numbers `start..stop-1` of a tensor. `values`: on the device, of the type that layers read."""
+        """Elements `start..stop-1` of a tensor. `values`: on the device, in the type that layers read."""
         slot, tensor = self._parts % PLACES, trainable.tensor
         has_master = tensor is not trainable.owner.writable()
         states = [*([tensor] if has_master else []), *moments_of(optimizer, tensor)]
@@ -150,6 +149,6 @@ class HostStates:
 
 
 def _copy(sources: Sequence[Any], targets: Sequence[Any]) -> None:
-    """Queue copies to where the targets are."""
+    """Queue copies to the targets."""
     for source, target in zip(sources, targets, strict=True):
         target.copy_(source, False)

@@ -20,17 +20,17 @@ from . import device, paddle_private
 
 @dataclass
 class Padding:
-    """How many rows the experts of a stage get. In a pipeline on GPUs they vary from step to step, but must not make
-    the host wait for the device, and with it for a receive that is posted:
+    """Padding of the rows of a stage's experts. In a pipeline on GPUs row numbers vary between steps but must not make
+    the host wait for the device, and so for a posted receive:
 
-    - cuBLAS loads a kernel when it first takes it, for other numbers of rows another one, and waits (docs/dev/gpus.md
-      has the measured ones). So rows of an expert are multiples, each of which has been used once.
-    - The allocator must hold the memory of the busiest rank. So the first step has as many rows as the bound of memory.
+    - cuBLAS loads a kernel at its first use, which waits, and chooses it by the number of rows (docs/dev/gpus.md has
+    measurements). So rows of an expert are padded to multiples, each of which has been used once. - The allocator must
+    hold the memory of the busiest rank. So the first step has as many rows as the bound of memory.
     """
 
     multiple: int = 1
     bound: float = 1.0  # rows of the busiest rank over the mean, as the bound of memory has it
-    fills: bool = False  # whether ranks get as many rows as that: in the first step
+    fills: bool = False  # whether ranks get that many rows: in the first step
 
     @classmethod
     def of(cls, plan: Plan) -> Padding:
@@ -96,8 +96,8 @@ def one_by_one(left: Any, right: Any, counts: Sequence[int], transpose_left: boo
 @lru_cache
 @paddle.no_grad()  # type: ignore[untyped-decorator]
 def use_every_size(most: int, inner: int, outer: int, dtype: Any) -> None:
-    """Multiply once each number of rows that an expert may get, up to `most`, with weights [inner, outer], as the
-    passes do; and none."""
+    """Multiply each number of rows that an expert may get (0 up to `most`) once with weights [inner, outer], as the
+    passes do."""
     sizes = range(EXPERT_ROWS, most + EXPERT_ROWS, EXPERT_ROWS)
     left, right = (paddle.zeros([sizes[-1], columns], dtype) for columns in (inner, outer))
     weights = paddle.zeros([2, inner, outer], dtype)

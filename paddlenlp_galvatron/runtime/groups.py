@@ -36,8 +36,8 @@ def world_from_environment() -> tuple[int, int]:
 
 
 def prepare_world() -> None:
-    """Let the ranks of this launch, if there is one, meet at our store, also where a library starts Paddle's world; and
-    set the variables of GPUs in this one."""
+    """Make the ranks of this launch, if any, connect through our store, even if a library starts Paddle's world; set
+    this rank's GPU variables."""
     gpus.set_defaults()
     rank, world_size = world_from_environment()
     if world_size > 1:
@@ -68,10 +68,10 @@ def _after_start() -> None:
 def run_as_rank(work: Callable[[], int | None]) -> NoReturn:
     """Do the work of one rank and end the process, with the exit code that it returns.
 
-    A fault is reported to the launcher and written to the log, without a traceback where the user can mend it.
-    A rank that is done waits for the others. Python's shutdown is skipped, however the work ends: there, threads of
-    Paddle's stores and groups still run while their resources are destroyed, and abort the process now and then, or
-    wait for the other ranks; NCCL's communicators do where something is under way on them.
+    A fault is reported to the launcher and written to the log, without a traceback if the user can fix it. A finished
+    rank waits for the others. Python's shutdown is always skipped: threads of Paddle's stores and groups still run
+    while their resources are destroyed, and sometimes abort the process or wait for other ranks, as do NCCL's
+    communicators with work in flight.
     """
     status.begin()
     try:
@@ -98,8 +98,8 @@ def run_as_rank(work: Callable[[], int | None]) -> NoReturn:
 
 
 def end_out_of_memory(error: Exception) -> NoReturn:
-    """Say what could not be allocated and end this rank, without a call to its device: its queued work may wait
-    for messages that no longer come."""
+    """Report the failed allocation and end this rank without a call to its device, whose queued work may wait for
+    messages that never come."""
     status.failed(RankOutcome.FAILED, sentence(error), OUT_OF_MEMORY)
     report_out_of_memory(error, device.peak_mib())
     _end(OUT_OF_MEMORY)
@@ -113,7 +113,7 @@ def _end(code: int) -> NoReturn:
 
 def sentence(error: Exception) -> str:
     """An error in one line: its class and message, without the stacks that Paddle and PyLayers add."""
-    if getattr(error, "errno", None) in FULL:  # of any written file: a log, a callback's file
+    if getattr(error, "errno", None) in FULL:  # any written file, such as a log or a callback's file
         return f"{getattr(error, 'filename', None) or 'a file of the run'}: cannot be written: {reason_of(error)}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" -")]
     if SUMMARY in lines[:-1]:
@@ -124,7 +124,7 @@ def sentence(error: Exception) -> str:
 
 
 def _use_once(group: Any, rank: int, use: str = "", exchanges: bool = False) -> None:
-    """Let a group's ranks exchange a few numbers in the ways in which they will."""
+    """Make a group's ranks exchange a few numbers, by each operation that they will use."""
     numbers = paddle.zeros([len(group.ranks)])
     with status.waiting(f"{status.FIRST_USE} {named(tuple(group.ranks))}"):
         if use in DIRECTIONS:
@@ -139,7 +139,7 @@ def _use_once(group: Any, rank: int, use: str = "", exchanges: bool = False) -> 
 
 
 def _use_in_kernel(group: Any) -> None:
-    """Let a group's ranks find each other in Paddle's fused loss."""
+    """Connect a group's ranks for Paddle's fused loss."""
     with status.waiting(f"the first fused loss of {named(tuple(group.ranks))}"):
         paddle_private.make_context(group, device.gpu_number())
         if device.on_gpu():  # the CPU has no such kernel
@@ -152,14 +152,14 @@ class Groups:
     """All communicators of this process, by their global ranks and their use.
 
     Groups of one rank have no communicator: `get` gives None, and callers skip the collective. Communicators of
-    `fallback` are used again.
+    `fallback` are reused.
     """
 
     rank: int
     fallback: Groups | None = None
     _made: dict[Group, Any] = field(default_factory=dict)
     _exchanging: set[Group] = field(default_factory=set)  # groups that have been used for an all-to-all
-    _in_kernels: set[Group] = field(default_factory=set)  # groups that kernels can use by themselves
+    _in_kernels: set[Group] = field(default_factory=set)  # groups that kernels use by themselves
 
     def create(
         self,
@@ -168,14 +168,13 @@ class Groups:
         in_kernels: Collection[Ranks] = (),
         used: bool = True,
     ) -> None:
-        """Make the groups that do not exist yet. Every rank of the world calls this with the same groups; those that
-        are `exchanging` will exchange by all-to-all, as those for use "redistribute" will; on those that are
-        `in_kernels`, kernels will exchange messages by themselves.
+        """Make the missing groups. Every rank of the world calls this with the same groups. Groups in `exchanging`, and
+        those for use "redistribute", will run all-to-alls; on groups in `in_kernels`, kernels communicate by
+        themselves.
 
-        Each is used once, in the same order on all ranks, unless no step will use it (`used`). NCCL makes communicators
-        and connections when they are first used: it allocates then, which waits for all work of the
-        device, and in a step that is to receive a message which another rank may only send when it has its own new
-        connection.
+        Each group is used once, in the same order on all ranks, unless no step will use it (`used`). NCCL creates
+        communicators and connections at first use. It then allocates memory, which waits for all work of the device: in
+        a step, for a message that another rank may send only after its own new connection.
         """
         existing = set(self.fallback._made) if self.fallback else set()
         for ranks, use in in_rounds(set(wanted) - existing):
@@ -212,12 +211,12 @@ class Groups:
 
     @property
     def members(self) -> list[Ranks]:
-        """Rank tuples of the communicators that this process takes part in."""
+        """Rank tuples of this process's communicators."""
         return [ranks for (ranks, _), group in self._made.items() if group is not None]
 
 
 def require_world(plan_world: int, world_size: int) -> None:
-    """Raise UserError when a plan for another number of ranks was started."""
+    """Raise UserError if the plan is for another number of ranks."""
     if plan_world != world_size:
         raise UserError(
             f"world_size: the plan is for {plan_world} ranks but {world_size} were started; "

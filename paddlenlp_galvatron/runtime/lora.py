@@ -1,7 +1,7 @@
-"""LoRA: linear layers with factors added to their weights, the factors that they begin with, and frozen weights.
+"""LoRA: linear layers with factors, the initial factors, and frozen weights.
 
-Frozen weights have no gradients, no fp32 masters, no optimizer states. Under ddp and zero2 they are whole; under zero3
-sharded and gathered for each pass. Nothing of theirs is ever reduced.
+Frozen weights have no gradients, fp32 masters, optimizer states and reductions. Under ddp and zero2 they are whole;
+under zero3 sharded and gathered for each pass.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class LoRALinear(nn.Layer):  # type: ignore[misc]
     """x W + x A B times a scale, and the bias if there is one."""
 
     def __init__(self, plain: Any, adapters: Adapters):
-        """`plain`: the linear layer in whose place it is. The caller makes the parameters."""
+        """`plain`: the linear layer that it replaces. The caller makes the parameters."""
         super().__init__()
         inputs, outputs = plain.weight.shape
         self._scaling = adapters.scaling
@@ -49,7 +49,7 @@ class LoRALinear(nn.Layer):  # type: ignore[misc]
 
 
 def read_by(layer: Any) -> list[Any]:
-    """The matrices that a linear layer multiplies its input with."""
+    """The matrices by which a linear layer multiplies its input."""
     return [layer.weight, layer.lora_A] if getattr(layer, "counts", False) else [layer.weight]
 
 
@@ -68,8 +68,8 @@ def add_adapters(layer: Any, projections: list[str], adapters: Adapters) -> None
 
 
 class NewFactors:
-    """A source of adapters as PaddleNLP and PEFT begin, A uniform within 1 / sqrt(inputs), B zero; so the model begins
-    as its base. They depend on seed and name alone."""
+    """A source of initial adapters as in PaddleNLP and PEFT: A uniform within 1 / sqrt(inputs), B zero, so the model
+    starts as its base. They depend only on seed and name."""
 
     def __init__(self, seed: int):
         self._drawn = SeededWeights(seed, 1.0)
@@ -111,8 +111,8 @@ class FrozenShards(_Frozen, ShardedUnit):
 
 
 class FrozenUnits(UnitMaker):
-    """Makes the units of modules of which adapters alone learn. Those of routed experts are units, first and second
-    factors apart, which learn at rates of their own; the others are few, small and whole, as vectors are."""
+    """Makes the units of modules with only adapters trained. Adapters of routed experts are units, with first and
+    second factors separate because their learning rates differ; the others are few, small and whole, like vectors."""
 
     def adopt(
         self, parameters: Sequence[ShardedParameter], dp_type: DataParallel, of_experts: DataParallel | None = None

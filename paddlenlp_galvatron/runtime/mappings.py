@@ -1,5 +1,5 @@
-"""Moves tokens, forward and backward: at the communication points of a layer, by products that read the tokens of all
-ranks, and between the layouts of two neighbouring layers.
+"""Differentiable communication of tokens: at the communication points of a layer, in products that read the tokens of
+all ranks, and between the layouts of two neighbouring layers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _scatter_chunks(grad: Any, group: Any) -> Any:
 
 
 def _own(x: Any, group: Any) -> Any:
-    """This rank's part of tokens that all ranks have."""
+    """This rank's part of tokens that all ranks hold."""
     count = x.shape[0] // group.nranks
     return x[group.rank * count : (group.rank + 1) * count].clone()
 
@@ -70,12 +70,12 @@ OPS: dict[Op, tuple[Any, Any]] = {  # None: nothing
     Op.SCATTER: (reduce_scatter, all_gather),
     Op.REPLICATE: (None, _sum),
     Op.REDUCE: (_sum, None),
-    # Ulysses: tokens are exchanged for heads in front of attention, and back behind it.
+    # Ulysses: tokens are exchanged for heads before attention and back after it.
     Op.TO_HEADS: (_to_heads, _to_tokens),
     Op.TO_TOKENS: (_to_tokens, _to_heads),
     # Context parallelism: keys and values of whole samples.
     Op.GATHER_CHUNKS: (_gather_chunks, _scatter_chunks),
-    # Experts under plain tensor parallelism: a rank has all tokens, of which it sends its own part.
+    # Experts under plain tensor parallelism: a rank has all tokens and sends its own part.
     Op.TAKE: (_own, all_gather),
     Op.GIVE: (all_gather, _own),
 }
@@ -88,7 +88,7 @@ class Crossing(PyLayer):  # type: ignore[misc]
     def forward(ctx: Any, x: Any, op: Op, group: Any) -> Any:
         run, ctx.back = OPS[op]
         ctx.group = group
-        # A PyLayer must return a tensor of its own, which may be on the same memory.
+        # A PyLayer must return a new tensor, which may share the memory.
         return run(x, group) if run else x.view(x.shape)
 
     @staticmethod
@@ -97,7 +97,7 @@ class Crossing(PyLayer):  # type: ignore[misc]
 
 
 class Redistribution:
-    """Turns this rank's tokens [T, …] of one layout into those of another. Differentiable; backward moves back."""
+    """Reshards this rank's tokens [T, …] between layouts. Differentiable; backward reshards back."""
 
     def __init__(self, source: TokenLayout, target: TokenLayout, tokens: int, samples: int, here: RankGroups):
         """`tokens` and `samples` are the whole micro-batch's."""
@@ -172,7 +172,7 @@ class _Redistribute(PyLayer):  # type: ignore[misc]
 class GatheredProducts(PyLayer):  # type: ignore[misc]
     """A rank's tokens [T, H] and matrices [H, C] each -> the products [T·n, C] of all tokens of a group of n ranks.
 
-    `keeps`: the gathered tokens, where backward follows at once; `transposed`: the matrices are [C, H].
+    `keeps`: keep the gathered tokens, if backward follows at once; `transposed`: the matrices are [C, H].
     """
 
     @staticmethod
@@ -212,8 +212,8 @@ Multiply = Callable[..., tuple[Any, ...]]  # a rank's tokens and matrices -> pro
 
 
 def read_together(layers: list[Any], multiply: Multiply) -> None:
-    """Let linear layers that run one after the other with the same input share one call of `multiply`."""
-    waiting: list[list[Any]] = []  # products of the layers that have not been called yet
+    """Make linear layers that run one after the other on the same input share one call of `multiply`."""
+    waiting: list[list[Any]] = []  # products for layers that have not run yet
 
     def forward(layer: Any, x: Any) -> Any:
         if layer is layers[0]:

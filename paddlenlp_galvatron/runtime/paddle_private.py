@@ -1,6 +1,6 @@
-"""All uses of Paddle beyond its public interface, but those of gloo's groups, which are in `cpu_backend`.
+"""All uses of Paddle beyond its public interface, except those of gloo's groups in `cpu_backend`.
 
-Written against Paddle 3.1.1 and 3.3.1; a new version is tried here first.
+Written for Paddle 3.1.1 and 3.3.1; check a new version here first.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from paddle.distributed.fleet.base import topology
 
 
 def host_bytes() -> int:
-    """Bytes that tensors on the host hold now."""
+    """Current bytes of tensors on the host."""
     return int(core.host_memory_stat_current_value("Allocated", 0))
 
 
 def host_peak_bytes() -> int:
-    """Most bytes that tensors on the host held since `reset_host_peak`."""
+    """Peak bytes of tensors on the host since `reset_host_peak`."""
     return int(core.host_memory_stat_peak_value("Allocated", 0))
 
 
 def reset_host_peak() -> None:
-    """Start a new peak from the memory held now."""
+    """Reset the peak to the current memory."""
     core.host_memory_stat_reset_peak_value("Allocated", 0)
 
 
 def squared_norm(tensor: Any) -> Any:
-    """Sum of squares, by the kernel of Paddle's own clipping: a twentieth of the time of square().sum() on CPU."""
+    """Sum of squares by the kernel of Paddle's clipping: on CPU 20 times as fast as square().sum()."""
     return paddle._C_ops.squared_l2_norm(tensor)
 
 
@@ -48,10 +48,10 @@ def take_over_hooks(layer: Any, plain: Any) -> None:
 
 
 class MultiTensorAdamW(paddle.optimizer.AdamW):  # type: ignore[misc]
-    """Paddle's AdamW over fp32 tensors that are updated equally often: in a few kernels, not one a tensor."""
+    """Paddle's AdamW over fp32 tensors that are updated equally often: a few kernels instead of one per tensor."""
 
-    CHUNK = 2048 * 32  # numbers that a block of threads takes: as in Paddle's own test of the kernel
-    MOST = 2**31 - 1  # numbers of a tensor, which the kernel counts in 32 bits
+    CHUNK = 2048 * 32  # elements per block of threads, as in Paddle's test of the kernel
+    MOST = 2**31 - 1  # elements of a tensor, which the kernel counts in 32 bits
 
     def _create_optimization_pass(self, parameters_and_grads: Any, param_group_idx: int = 0) -> list[Any]:
         self.helper = LayerHelper(type(self).__name__)
@@ -90,7 +90,7 @@ class MultiTensorAdamW(paddle.optimizer.AdamW):  # type: ignore[misc]
 
 
 def make_states(optimizer: Any) -> None:
-    """Let an AdamW make its states, zeros, which it would make in its first step."""
+    """Make an AdamW create its zero states, which it would otherwise create in its first step."""
     if isinstance(optimizer, paddle.optimizer.AdamW):
         optimizer.helper = LayerHelper(type(optimizer).__name__)
         for tensor in optimizer._parameter_list:  # one after the other: few are on the device at once
@@ -111,7 +111,7 @@ def moments_of(optimizer: Any, tensor: Any) -> list[Any]:
 
 
 def move_to_host(tensor: Any) -> None:
-    """Let a tensor lie in the host's memory, page-locked for copies of a GPU."""
+    """Move a tensor to host memory, page-locked for copies of a GPU."""
     tensor.detach()._copy_to(_host_place(), True)._share_buffer_to(tensor)
 
 
@@ -120,12 +120,12 @@ def _host_place() -> Any:
 
 
 def host_tensor(size: int, dtype: Any) -> Any:
-    """A flat tensor in the host's memory, as `move_to_host` has it."""
+    """A flat tensor in host memory, in the form of `move_to_host`."""
     return paddle.empty([size], dtype)._copy_to(_host_place(), True)
 
 
 def fills_memory(tensor: Any) -> bool:
-    """Whether a tensor's numbers, maybe of permuted axes, are all that its memory has from its start on."""
+    """Whether a tensor, possibly with permuted axes, covers its memory from the start without gaps."""
     expected = 1
     for stride, length in sorted(zip(tensor.strides, tensor.shape, strict=True)):
         if length != 1 and stride != expected:
@@ -135,7 +135,7 @@ def fills_memory(tensor: Any) -> bool:
 
 
 def sharing(tensor: Any, shape: Sequence[int] | None = None) -> Any:
-    """Another tensor on a tensor's memory, maybe in a shape of its own."""
+    """Another tensor on a tensor's memory, possibly with another shape."""
     other = core.eager.Tensor(tensor.get_tensor(), tensor.place)
     if shape is not None:
         other.get_tensor()._set_dims(list(shape))
@@ -144,7 +144,8 @@ def sharing(tensor: Any, shape: Sequence[int] | None = None) -> Any:
 
 
 def part_of(tensor: Any, start: int, stop: int) -> Any:
-    """Numbers `start..stop-1` of a tensor, flat and on its memory: the host's, too, which `window` copies to a GPU."""
+    """Elements `start..stop-1` of a tensor, flat and on its memory, also in host memory, which `window` would copy to a
+    GPU."""
     whole = tensor.get_tensor()
     flat = whole._slice(0, whole.shape()[0])
     flat._set_dims([int(tensor.size)])
@@ -152,14 +153,14 @@ def part_of(tensor: Any, start: int, stop: int) -> Any:
 
 
 def begin_update(optimizer: Any) -> None:
-    """Let an optimizer have the step's learning rate, before `update_part`."""
+    """Set an optimizer's learning rate of the step, before `update_part`."""
     optimizer.helper = LayerHelper(type(optimizer).__name__)
     optimizer._create_global_learning_rate()
 
 
 def update_part(optimizer: Any, tensor: Any, values: Any, gradient: Any, moments: Sequence[Any], last: bool) -> None:
-    """Let an optimizer update a part of a tensor by the kernel of its `step`. `last`: of the tensor, whose states of
-    one number are updated with it."""
+    """Update a part of a tensor by the kernel of the optimizer's `step`. `last`: the tensor's last part, with which its
+    scalar states are updated."""
     rate = optimizer._create_param_lr((tensor, gradient))
     if not isinstance(optimizer, paddle.optimizer.AdamW):
         paddle._C_ops.sgd_(values, rate, gradient, None, False)
@@ -184,22 +185,22 @@ def state_of(optimizer: Any, tensor: Any, kind: str) -> Any:
 
 
 def copy_later(tensor: Any, place: Any) -> Any:
-    """A copy at another place, on the compute stream: not on CUDA's default, which waits for all."""
+    """A copy on another device, on the compute stream instead of CUDA's default stream, which waits for all."""
     return tensor._copy_to(place, False)
 
 
 def use_gpu(number: int) -> None:
-    """Let this thread's CUDA calls go to this GPU."""
+    """Make this thread's CUDA calls use this GPU."""
     core.set_cuda_current_device_id(number)  # type: ignore[attr-defined]  # GPU builds have it
 
 
 def share(tensor: Any, flat: Any, start: int, stop: int) -> None:
-    """Let a tensor, which keeps its shape, be a part of a flat one, without a copy."""
+    """Make a tensor, with its shape, a part of a flat tensor without a copy."""
     flat._slice(start, stop)._share_buffer_to(tensor)
 
 
 def flattened(tensor: Any) -> Any:
-    """A flat tensor on a tensor's memory, on devices without strides, too, where `view` changes nothing."""
+    """A flat tensor on a tensor's memory, also on devices without strides, where `view` has no effect."""
     flat = paddle.empty([int(tensor.size)], tensor.dtype)
     tensor.detach()._share_buffer_to(flat)
     return flat
@@ -211,14 +212,15 @@ def window(flat: Any, start: int, stop: int, shape: list[int]) -> Any:
 
 
 def close_window(tensor: Any) -> None:
-    """Let a tensor hold no memory."""
+    """Free a tensor's memory."""
     tensor._clear_data()
 
 
 class Windows:
-    """Tensors that are one after the other parts of a flat one, from `open` to `close`, and hold no memory otherwise.
+    """Tensors that are consecutive parts of a flat tensor from `open` to `close`, and hold no memory otherwise.
 
-    At each use of a layer, thus by three calls a tensor: values that Paddle's Python looks up each time are kept."""
+    Used at each use of a layer, so each tensor takes three calls: values that Paddle's Python looks up each time are
+    cached."""
 
     def __init__(self, tensors: Sequence[Any]):
         stops = [*accumulate((int(tensor.size) for tensor in tensors), initial=0)]
@@ -237,7 +239,7 @@ class Windows:
 
 
 def place_parameter(layer: Any, attribute: str, tensor: Any) -> None:
-    """Let a layer find a tensor of any type where its parameter was."""
+    """Put a tensor of any type in the place of a layer's parameter."""
     layer._parameters[attribute] = tensor
 
 
@@ -252,22 +254,22 @@ def next_rate(optimizer: Any, step: int | None = None) -> None:
 
 
 def install_group(group: Any) -> None:
-    """Let fleet give out this hybrid group in place of its own."""
+    """Make fleet return this hybrid group instead of its own."""
     fleet.fleet._hcg = topology._HYBRID_PARALLEL_GROUP = group
 
 
 def uninstall_group() -> None:
-    """Let fleet have no hybrid group."""
+    """Remove fleet's hybrid group."""
     vars(fleet.fleet).pop("_hcg", None)
     topology._HYBRID_PARALLEL_GROUP = None
 
 
-FIRST_RING = 1 << 20  # above the numbers of Paddle's groups, which gloo's register and NCCL's do not
+FIRST_RING = 1 << 20  # above the ids of Paddle's groups, which gloo's groups register and NCCL's do not
 
 
 def make_context(group: Any, gpu: int | None) -> None:
-    """Let kernels that exchange messages by themselves find a group's communicator. Where it is missing, they start a
-    second store: rank 0 of the world is to serve it, although it may be no member."""
+    """Register a group's communicator for kernels that communicate by themselves. Otherwise they would start a second
+    store on rank 0 of the world, which may not be a member."""
     store, manager = core.create_or_get_global_tcp_store(), core.CommContextManager
     arguments = store, str(FIRST_RING + group.id), group.rank, group.nranks
     if gpu is None:
@@ -278,19 +280,19 @@ def make_context(group: Any, gpu: int | None) -> None:
 
 
 def fused_loss(logits: Any, labels: Any, group: Any, ignored: int) -> tuple[Any, Any]:
-    """(probabilities [U, v], losses [U, 1]) over a split vocabulary by one kernel, on the context that `make_context`
-    made."""
+    """(probabilities [U, v], losses [U, 1]) over a split vocabulary by one kernel, on the context from
+    `make_context`."""
     ring = FIRST_RING + group.id, group.rank, group.nranks
     return tuple(paddle._C_ops.c_softmax_with_cross_entropy(logits, labels.unsqueeze(-1), ignored, *ring))
 
 
 def softmax_and_loss(logits: Any, labels: Any, ignored: int) -> tuple[Any, Any]:
-    """(probabilities [U, V] in the place of the logits, losses [U, 1]) by the kernel of Paddle's `cross_entropy`."""
+    """(probabilities [U, V] in the logits' memory, losses [U, 1]) by the kernel of Paddle's `cross_entropy`."""
     soft_labels, use_softmax, stable, axis = False, True, True, -1
     how = soft_labels, use_softmax, stable, ignored, axis
     return tuple(paddle._C_ops.cross_entropy_with_softmax_(logits, labels.unsqueeze(-1), *how))
 
 
 def meet_at(connect: Any) -> None:
-    """Let Paddle's start of the world take its store from `connect()`, called once."""
+    """Make Paddle's start of the world use the store of `connect()`, called once."""
     core.create_or_get_global_tcp_store = lru_cache(maxsize=1)(connect)

@@ -1,14 +1,14 @@
-"""Runs one step of a stage: its passes in the plan's order, activations and gradients to its neighbours meanwhile.
+"""Runs one step of a stage: its passes in the plan's order, and messages to its neighbours.
 
-Activations go down from stage to stage and gradients up, on a communicator each: the two directions never wait for
-one another. Where stages have several chunks, the first and the last stage are neighbours, too, on two more. Sends
-return at once; a receive is posted one pass ahead, so that it hides under compute. Receive buffers are used again. Sent
-tensors are kept until the schedule shows that they have arrived, as a host that runs ahead of its device cannot see it.
+Activations go down from stage to stage and gradients up, each on its own communicator, so the two directions never wait
+for each other. With several chunks, the first and the last stage are also neighbours, with two more communicators.
+Sends return at once; a receive is posted one pass ahead, so that compute hides it. Receive buffers are reused. Sent
+tensors are kept until the schedule proves their arrival, as a host that runs ahead of its device cannot see it.
 
-On a GPU the first step takes one micro-batch after the other, and posts nothing ahead: CUDA loads a kernel when it is
-first used, and may wait for all work of the device, for messages, too. Nothing is under way then that
-needs the pass that the kernel is for. The same holds for memory that is taken from the device: memory that the second
-step needs, with several micro-batches in flight, is taken before it begins.
+On a GPU the first step runs one micro-batch after the other and posts nothing ahead: CUDA loads a kernel at first use,
+which may wait for all work of the device, including messages. Then no message in flight depends on the pass that needs
+the kernel. The same holds for allocations: the memory of the second step, with several micro-batches in flight, is
+allocated before it begins.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Link:
     def __init__(self, group: Any, peer: int, shape: list[int], dtype: str):
         self._group, self._peer, self._shape, self._dtype = group, peer, shape, dtype
         self._sent: deque[Pending] = deque()
-        self._left = 0  # messages since the last flush that are not kept any more
+        self._left = 0  # messages since the last flush that have been released
         self._posted: deque[Pending] = deque()
-        self._free: list[Any] = []  # where messages arrived that are not read any more
+        self._free: list[Any] = []  # buffers of messages that are no longer read
 
     def send(self, tensor: Any) -> None:
-        """Start sending; the tensor is kept until it has left."""
+        """Start sending; the tensor is kept until it is sent."""
         self._sent.append(send_start(tensor, self._peer, self._group))
 
     def post(self) -> None:
@@ -52,7 +52,7 @@ class Link:
         self._posted.append(receive_start(buffer, self._peer, self._group))
 
     def have_places(self, messages: int) -> None:
-        """Make room for `messages` messages at once; none is in use."""
+        """Allocate buffers for `messages` messages at once; none is in use."""
         self._free += [self._place() for _ in range(messages - len(self._free))]
 
     def _place(self) -> Any:
@@ -64,7 +64,7 @@ class Link:
         return bool(self._posted)
 
     def receive(self) -> Any:
-        """The next message; posts it where that has not been done."""
+        """The next message; posts its receive if necessary."""
         if not self._posted:
             self.post()
         return self._posted.popleft().wait()
@@ -80,7 +80,7 @@ class Link:
             self._left += 1
 
     def flush(self) -> None:
-        """Wait until all that was sent has left."""
+        """Wait until all messages are sent."""
         self.has_received(self._left + len(self._sent))
         self._left = 0
 
@@ -92,7 +92,7 @@ class StageSchedule(NamedTuple):
     """The passes of a stage, in order."""
 
     passes: list[Pass]
-    arrived: list[int]  # once the input of each is there: messages sent to where it came from, since the step began
+    arrived: list[int]  # for each pass: messages of this step to its source that have arrived when its input has
 
     @classmethod
     def of(cls, plan: Plan, stage: int, in_turn: bool = False) -> StageSchedule:
@@ -105,7 +105,7 @@ class StageSchedule(NamedTuple):
         return cls(order_of(stage), arrivals(order_of, stage, plan.pipeline, plan.chunks))
 
     def most_held(self, each: Sequence[float]) -> float:
-        """Most that is held at once, where a micro-batch in flight in a chunk holds `each`."""
+        """Peak if a micro-batch in flight in each chunk holds `each`."""
         in_flight = most = 0.0
         for step in self.passes:
             in_flight += each[step.chunk] if step.kind is PassKind.FORWARD else -each[step.chunk]
@@ -114,7 +114,7 @@ class StageSchedule(NamedTuple):
 
 
 class Headroom:
-    """Memory that a step by the schedule needs beyond the first step, which takes one micro-batch after the other."""
+    """Memory that a step by the schedule needs beyond the first step, which runs one micro-batch after the other."""
 
     def __init__(self, in_turn: StageSchedule, schedule: StageSchedule, chunks: int):
         self._in_turn, self._schedule = in_turn, schedule
@@ -132,19 +132,19 @@ class Headroom:
         self._taken_mib = device.reserved_peak_mib() - self._before_mib
 
     def reserve(self) -> None:
-        """Allocate the memory of the second step and all later ones. Raises where there is not as much.
+        """Allocate the memory of the second and all later steps. Raises if there is not enough.
 
-        As the first step, they leave holes in their memory that are too small for their largest tensors, and memory
-        that a message still uses: besides tensors, the same share."""
+        Like the first step, they waste memory in holes too small for large tensors and in messages still in use: the
+        same share of the tensors' memory."""
         beyond_mib = self._schedule.most_held(self.held_mib) - self._in_turn.most_held(self.held_mib)
         tensors_mib = self._passing_mib + beyond_mib
         spare = self._taken_mib / self._passing_mib - 1 if self._passing_mib else 0.0
         device.reserve(tensors_mib, tensors_mib * spare)
-        device.reset_peak()  # the peak of a step is measured, not the memory taken in advance
+        device.reset_peak()  # measure the peak of a step, not of this allocation
 
 
 def _apart(sent: Any, received: Any) -> Any:
-    """Returns `sent`, whose memory must not be that of the buffer that the next message may arrive in."""
+    """Returns `sent`, in memory that is not the buffer of a later message."""
     if received is not None:
         assert sent.data_ptr() != received.data_ptr(), "a chunk without work of its own sends its input"
     return sent
@@ -178,7 +178,7 @@ class Pipeline:
         # For each chunk: the source of its input and the destination of its output.
         self._above = [around if stage.is_first and chunk else previous for chunk in range(plan.chunks)]
         lasts = [plan.chunk_layers(stage.index, chunk)[-1:] for chunk in range(plan.chunks)]
-        self._frees = [any(plan.layers[index].offload for index in last) for last in lasts]  # outputs that were sent
+        self._frees = [any(plan.layers[index].offload for index in last) for last in lasts]  # sent outputs
         self._below = [around if stage.is_last and chunk < plan.chunks - 1 else after for chunk in range(plan.chunks)]
         if self._links and self._next_schedule is not self._schedule:
             self._headroom = Headroom(self._next_schedule, self._schedule, plan.chunks)
@@ -186,7 +186,7 @@ class Pipeline:
     def run(self, samples: Samples, scale: float) -> Any:
         """One step over all micro-batches; gradients of `scale` times the summed loss are added to the parameters.
 
-        The parts [micro-batches, r·S] are of the stage's samples. Returns the sum of this dp share's losses on the last
+        The parts [micro-batches, r·S] hold the stage's samples. Returns the sum of this dp share's losses on the last
         stage, else 0.
         """
         try:
@@ -244,7 +244,7 @@ class Pipeline:
         return total
 
     def evaluate(self, samples: Samples) -> Any:
-        """Runs the forward passes alone; returns as `run`."""
+        """Runs only the forward passes; returns as `run`."""
         total = paddle.zeros([], "float32")
         local_samples = self._take(samples)
         with paddle.no_grad():
@@ -310,8 +310,8 @@ class Pipeline:
         return below and below[::-1]
 
     def _receive(self, position: int) -> Any:
-        """Input of a pass, if a stage sends it; posts the receive of the next pass. No more than that one: on
-        a GPU a posted receive takes some of the multiprocessors, until its message is there."""
+        """Input of a pass, if a stage sends it; posts only the receive of the next pass, as on a GPU a posted receive
+        occupies multiprocessors until its message arrives."""
         message = None
         if source := self._source(self._next_schedule.passes[position]):
             message = source[0].receive()
@@ -323,7 +323,7 @@ class Pipeline:
         return message
 
     def _backward(self, out: Any, scale: float, position: int) -> Any:
-        """Returns the gradient that was received, if a stage sends one."""
+        """Returns the received gradient, if a stage sends one."""
         step = self._next_schedule.passes[position]
         grad = self._receive(position)
         with span(f"backward {self._name(step)}", "backward"):

@@ -36,13 +36,13 @@ class Placement:
 
     @property
     def samples(self) -> range:
-        """Samples of a micro-batch of which this rank computes the layer, wholly or in part."""
+        """Samples of a micro-batch for which this rank computes the layer, at least in part."""
         each = self.setup.plan.micro_batch // self.mesh.degree(Axis.DATA)
         first = self.mesh.index(self.local, Axis.DATA) * each
         return range(first, first + each)
 
     def own_samples(self, strategy: LayerStrategy) -> list[int]:
-        """The sample of a micro-batch that each token is of, for the tokens that this rank alone sends to experts."""
+        """The sample of each token that this rank sends to experts."""
         layout = token_layout(strategy, self.mesh.size, sequence_parallel=True)
         micro_batch, seq_length = self.setup.plan.micro_batch, self.setup.seq_length
         intervals = layout.intervals(micro_batch * seq_length, micro_batch)[self.local].tolist()
@@ -53,7 +53,7 @@ class Placement:
         return self._here.of_stage((mesh or self.mesh).group(self.local, *axes))
 
     def parts(self, mesh: Mesh, sharding: int | None) -> dict[str, Any]:
-        """Communicators of a weight that ZeRO shards in a part of the ranks that hold it, if it does."""
+        """Communicators of a weight that ZeRO shards over a subset of the ranks that hold it; empty otherwise."""
         if sharding is None:
             return {}
         parted = mesh.parted(sharding)
@@ -68,7 +68,7 @@ class Placement:
             index = self.experts.index(self.local, Axis.EXPERT_TENSOR)
         if weight.axis is None or tp == 1:
             return Slice()
-        parts = weight.parts(tp)  # fewer than ranks, where neighbours share a kv head
+        parts = weight.parts(tp)  # fewer than ranks if neighbours share a kv head
         padded = weight.padded_length(tp) if weight.padded else None
         return Slice(weight.axis, index * parts // tp, parts, padded)
 
@@ -108,15 +108,15 @@ class Placement:
         )
 
     def cross(self, point: CommPoint, x: Any) -> Any:
-        """Hand tokens over at a communication point; differentiable. Messages are of the stored type. Tokens
-        that are gathered for products are handed over by `products`."""
+        """Communicate tokens at a point; differentiable. Messages have the stored type. `products` communicates tokens
+        that are gathered for products."""
         if point not in self._ops:
             return x
         op, group = self._ops[point]
         return cast(Crossing.apply(cast(x, self.numbers.sent.dtype), op, group), self.numbers.computed.dtype)
 
     def gathered(self, point: CommPoint, x: Any) -> Any:
-        """The tokens at a point, of all ranks where they are gathered for products, which need them but once."""
+        """The tokens at a point; those of all ranks if gathered for products that need them once."""
         if not self.gathers(point):
             return self.cross(point, x)
         whole = Crossing.apply(cast(x, self.numbers.sent.dtype), Op.GATHER, self._gathers[point])
@@ -127,7 +127,7 @@ class Placement:
         return point in self._gathers
 
     def products(self, point: CommPoint, keeps: bool, x: Any, *matrices: Any, transposed: bool = False) -> Any:
-        """A rank's tokens handed over at a communication point and multiplied with matrices; see `GatheredProducts`."""
+        """A rank's tokens, communicated at a point and multiplied with matrices; see `GatheredProducts`."""
         if not self.gathers(point):
             x = self.cross(point, x)
             return tuple(paddle.matmul(x, matrix, transpose_y=transposed) for matrix in matrices)

@@ -17,8 +17,8 @@ from . import device
 
 
 def on_device(numbers: NumberTypes, compute: Precision | None = None) -> NumberTypes:
-    """The types with that in which layers compute on this device; `compute`: a requested one. Raises UserError where
-    the device cannot compute in it."""
+    """The number types with the compute type of this device; `compute`: a requested type. Raises UserError if the
+    device cannot compute in it."""
     if device.on_gpu():
         return replace(numbers, computed=compute or numbers.computed)
     if compute and compute.mixed:
@@ -35,7 +35,7 @@ def has_dtype(tensor: Any, dtype: Any) -> bool:
 
 
 def cast(tensor: Any, dtype: Any) -> Any:
-    """The tensor in a type; itself where it has it."""
+    """The tensor in a type; the same tensor if it already has it."""
     return tensor if has_dtype(tensor, dtype) else tensor.astype(dtype)
 
 
@@ -44,17 +44,18 @@ def add(total: Any, term: Any, dtype: str) -> Any:
     """Sum of two tensors in a type; `total` may be changed, None: nothing yet. 16-bit numbers are added in fp32."""
     if total is None:
         return cast(term, dtype)
-    if dtype == "float32":  # to which Paddle's kernel for GPUs adds 16-bit numbers without a copy of them in fp32
+    if dtype == "float32":  # Paddle's GPU kernel adds 16-bit numbers without an fp32 copy
         return total.add_(term if device.on_gpu() else cast(term, dtype))
     return (total.astype("float32") + term.astype("float32")).astype(dtype)
 
 
 class LossScaler:
-    """Factor on the loss that keeps fp16 gradients from vanishing: halved when they overflow, doubled when they have
-    not for a while."""
+    """Factor on the loss that keeps fp16 gradients from vanishing: halved on overflow, doubled after a while without
+    overflow."""
 
     def __init__(self, scale: float, patience: int = 2000):
-        """`scale` at the start, and after how many steps without overflow it doubles (Paddle's GradScaler's)."""
+        """The initial `scale`, and the number of steps without overflow after which it doubles (as Paddle's
+        GradScaler)."""
         self.scale, self._patience, self._good = scale, patience, 0
 
     @property
@@ -67,7 +68,7 @@ class LossScaler:
         self.scale, self._good = float(state[0]), int(state[1])
 
     def update(self, overflow: bool) -> None:
-        """Learn from a step's gradients."""
+        """Adjust the scale to a step's gradients."""
         self._good = 0 if overflow else self._good + 1
         if overflow:
             self.scale = max(self.scale / 2, 1.0)

@@ -1,8 +1,8 @@
-"""Parts of a layer that backward computes again, as `plan.strategy` says layer by layer.
+"""Recompute of parts of a layer, as set per layer in `plan.strategy`.
 
-Matrix products read a part's output and would keep it. Instead its memory is freed as soon as they have run. The first
-product whose backward begins runs the part again, from its inputs and with the same random numbers, into the same
-tensor; backward then continues through the part.
+Matrix products read a part's output and would keep it. Instead its memory is freed as soon as they have run. In
+backward the first of these products runs the part again, from its inputs and with the same random numbers, into the
+same tensor; backward then continues through the part.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Run = Callable[..., Any]
 
 
 class RecomputedPart:
-    """Calls functions of tensors that give one tensor, and computes them again in backward."""
+    """Calls functions from tensors to one tensor and recomputes them in backward."""
 
     def __init__(self, readers: Sequence[Any], weights: Callable[[], AbstractContextManager[None]]):
-        """`readers`: the linear layers that take the output, in the order in which they run; `weights`: within
-        it layers find their weights, as they do around the forward pass."""
+        """`readers`: the linear layers that read the output, in running order; `weights`: context that gives layers
+        their weights, as in the forward pass."""
         self._weights = weights
         self._call: _Call | None = None  # the call whose output is being read
         for reader in readers:
@@ -61,11 +61,11 @@ class _Call:
         self.run = run
         self.inputs: tuple[Any, ...] = ()
         self._weights, self._random = weights, paddle.get_rng_state()
-        self.out: Any = None  # the tensor that readers know
-        self._again: Any = None  # the same, with the way back to the inputs
+        self.out: Any = None  # the tensor that readers use
+        self._again: Any = None  # the same, with its autograd graph
 
     def again(self, _gradient: Any = None) -> None:
-        """Restores the output where it was; backward of every reader begins with it."""
+        """Restores the output in place; backward of every reader begins with this."""
         if self._again is not None:
             return
         self.inputs = tuple(map(_detached, self.inputs))

@@ -1,4 +1,4 @@
-"""The setup of a model for training: equal on every rank."""
+"""The setup of a model for training, equal on every rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ModelSetup:
     numbers: NumberTypes
     kernels: Kernels
     seed: int = 0  # seed of dropout
-    packed: bool = False  # rows may hold several documents; every layer must know where they end
+    packed: bool = False  # rows may hold several documents, whose ends every layer needs
     adapters: Adapters | None = None  # LoRA adapters; all other weights are frozen
     preference: Preference | None = None  # rows hold pairs of answers, and the loss is of these
     mtp_weight: float = MTP_WEIGHT  # weight of MTP's loss
@@ -38,7 +38,7 @@ class ModelSetup:
     def of(
         cls, plan: Plan, shape: ModelShape, seq_length: int, compute_precision: Precision | None = None, **further: Any
     ) -> ModelSetup:
-        """The setup with the plan's types and kernels, as far as this device has them. Weights without a `source` are
+        """The setup with the plan's types and kernels that this device has. Weights without a `source` are
         drawn from `seed`. `compute_precision`: the type that layers compute in, if not the plan's (on CPU: fp32).
         `further`: further fields. Raises UserError for a precision that this device lacks."""
         assumed, seed = plan.assumed, further.get("seed", 0)

@@ -39,7 +39,7 @@ class _Chunk(NamedTuple):
     blocks: Sequence[Block]
     head: Head | None
     chain: Chain
-    redistributions: Sequence[Redistribution | None]  # before each block, behind the last one, and for MTP back
+    redistributions: Sequence[Redistribution | None]  # before each block, after the last, and for MTP back
 
 
 class Stage:
@@ -127,7 +127,7 @@ class Stage:
         return chunks
 
     def _embeds(self, plan: Plan, chunk: int) -> bool:
-        """Whether a chunk looks tokens up: the first of all, and for MTP the last of all."""
+        """Whether a chunk has the embedding: the very first, and with MTP the very last."""
         return plan.is_first(self.index, chunk) or (self.has_mtp and plan.is_last(self.index, chunk))
 
     def _make_trainables(self) -> Iterator[list[Trainable]]:
@@ -150,9 +150,9 @@ class Stage:
     ) -> Any:
         """One micro-batch through a chunk of the stage.
 
-        `x` [T, H] from the chunk before (None of the first of all), `ids` and `labels` [U] its row of `take`'s,
-        `ends` [r, S] that of `take_ends`, `pairs` that of `take_pairs`; `mtp`: ids and labels of it, [U] each. Returns
-        [T, H] for the next chunk, or of the last of all the sum of this dp share's losses.
+        `x` [T, H]: from the previous chunk (None for the first), `ids` and `labels` [U]: a row of `take`, `ends` [r,
+        S]: of `take_ends`, `pairs`: of `take_pairs`; `mtp`: its ids and labels, [U] each. Returns [T, H] for the next
+        chunk, or from the last the sum of this dp share's losses.
         """
         with self.window.forward(chunk):
             return self._forward(x, ids, labels, chunk, ends, pairs, mtp)
@@ -183,7 +183,7 @@ class Stage:
 
     @contextmanager
     def evaluating(self, adapters: bool = True) -> Iterator[None]:
-        """Switch dropout off meanwhile, and adapters if they are not wanted."""
+        """Inside the context, switch off dropout, and adapters unless wanted."""
         self._switch(training=False, adapters=adapters)
         try:
             yield
@@ -195,12 +195,12 @@ class Stage:
             block.switch(training, adapters)
 
     def expect_gradient(self, scale: float) -> None:
-        """Give the loss layer the gradient of the sum of losses in the passes that follow."""
+        """Set the loss layer's gradient of the sum of losses for the following passes."""
         if self._head:
             self._head.scale = scale
 
     def forget_metrics(self) -> None:
-        """Reset the sums that are counted with the losses."""
+        """Reset the sums of metrics."""
         self.load.forget()
         if self._head:
             self._head.metrics = None
@@ -209,7 +209,7 @@ class Stage:
 
     @property
     def metrics(self) -> Any:
-        """Sums over this rank's share of the metrics since `forget_metrics`; None where there is no loss layer."""
+        """Sums over this rank's share of the metrics since `forget_metrics`; None: no loss layer."""
         return self._head and self._head.metrics
 
     @property
@@ -218,15 +218,15 @@ class Stage:
         return self._head.pairs.sums if self._head and self._head.pairs else []
 
     def accumulate_gradients(self) -> None:
-        """Sums up the gradients of a micro-batch that no unit has summed up yet."""
+        """Accumulates a micro-batch's gradients that no unit has accumulated."""
         for weights in (*(unit.weights for unit in self.units), self.vectors):
             for weight in weights:
                 weight.accumulate_autograd()
 
     @cached_property
     def samples(self) -> list[int]:
-        """Samples of a micro-batch whose tokens this rank embeds or predicts: none between first and last stage. Packed
-        rows add the samples that its layers compute."""
+        """Samples of a micro-batch whose tokens this rank embeds or predicts; empty between the first and the last
+        stage. Packed rows add the samples that its layers compute."""
         wanted = set(self.rows_of_loss if self.is_first or self.is_last else ())
         if self._packed:
             wanted.update(*(block.samples for block in self._blocks))
@@ -236,8 +236,8 @@ class Stage:
         """This rank's tokens [U] of each micro-batch, of a step's [micro-batches, r·S] of its r `samples`, on the
         device.
 
-        Once a step, before the first message: on a GPU a copy waits for every receive that is posted, also for one
-        whose message comes only after the pass that the copy is for."""
+        Called once a step before the first message: on a GPU a copy waits for every posted receive, even one whose
+        message depends on the pass that needs the copy."""
         return list(device.to_device(self.own(tokens)).unbind())
 
     def take_ends(self, ends: Tokens) -> list[Any]:
@@ -288,7 +288,7 @@ class Stage:
         return np.concatenate([tokens[:, start + shift : stop + shift] for start, stop, shift in moved], axis=1)
 
     def _mask(self) -> Any:
-        """[1, 1, S, S] with the lowest number above the diagonal; None: attention is causal by itself."""
+        """[1, 1, S, S] with the lowest number above the diagonal; None: attention is causal itself."""
         if self._causal_itself:
             return None
         length, dtype = self.seq_length, getattr(paddle, self.numbers.computed.dtype)

@@ -1,8 +1,8 @@
 """The time line of traced steps on this rank: passes, waits, collectives, optimizer, data; as Chrome trace events.
 
-Nothing is noted, and next to nothing costs time, unless a step is traced. On a GPU, spans are of the compute stream,
-between two marks in it that are read when the step is over: waiting for the device would wait for messages,
-too, which may need a message that this rank has yet to send. Communication shows where computing waits for it.
+Untraced steps record nothing, at almost no cost. On a GPU, spans are on the compute stream, between two marks that are
+read after the step: synchronizing would also wait for messages, which may need a message that this rank has yet to
+send. Communication shows where computing waits for it.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ _spans: list[Span] | None = None  # None: untraced
 
 @contextmanager
 def traced(rank: int, events: list[dict[str, Any]]) -> Iterator[None]:
-    """Append the events of this rank in the meantime, by the time since 1970. No message is under way at either
-    end, unless it fails."""
+    """Append this rank's events inside the context, by the time since 1970. No message is in flight at either end,
+    except after a failure."""
     global _spans
     device.synchronize()
     first = device.Mark(timed=True)

@@ -1,4 +1,4 @@
-"""The weights of one module under its data-parallel type: who keeps which part of weights, gradients and moments.
+"""The weights of one module under its data-parallel type: the parts of weights, gradients and moments on each rank.
 
 A unit holds the matrices of a decoder layer, of the embedding or of the LM head; the ranks over whose tokens their
 gradients are summed are its group of D ranks. Norms and biases, a thousandth of the weights, stay whole everywhere
@@ -11,10 +11,10 @@ and are reduced together at the end of the step.
             the module runs
 
 Gradients are summed locally over the micro-batches and reduced when the module's last backward pass is done, during
-the backward passes of earlier layers; or after every micro-batch, when the plan says so. ZeRO lays the matrices one
-after the other in a flat buffer, padded to a multiple of D; a weight is a window into it. Where it shards in a part
-of the ranks, each part does so, and the parts' sums are all-reduced between the ranks that keep the same shard: once a
-step, as soon as the last micro-batch's are reduce-scattered.
+the backward passes of earlier layers; or after every micro-batch, when the plan says so. ZeRO stores the matrices one
+after the other in a flat buffer, padded to a multiple of D; a weight is a window into it. If it shards over a subset of
+the ranks, sums are all-reduced between the ranks with the same shard: once a step, after the last micro-batch's
+reduce-scatter.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .precision import add, cast
 from .trace import span
 from .weights import ShardedParameter, fill, fill_whole, within, zero_parameter
 
-ALIGNED_BYTES = 16  # Paddle's fused AdamW reads four fp32 numbers of a gradient at once, wherever they lie
+ALIGNED_BYTES = 16  # Paddle's fused AdamW reads four fp32 numbers of a gradient at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +57,8 @@ class Trainable:
     tensor: Any
     pieces: tuple[Piece, ...]
     decays: bool
-    owner: ShardedParameter | ShardedUnit  # has the gradient and receives the updated values
-    sharding: int = 1  # ranks that share the weights' replicas between them
+    owner: ShardedParameter | ShardedUnit  # holds the gradient and receives the updated values
+    sharding: int = 1  # ranks over which ZeRO shards the weights
     holders: Any = None  # group of the ranks that sum its gradient and hold the same numbers; None: this rank alone
 
     @property
@@ -67,24 +67,24 @@ class Trainable:
 
     @property
     def is_first_copy(self) -> bool:
-        """Whether no lower rank holds the same numbers."""
+        """Whether no lower rank holds the same values."""
         first = self.holders is None or self.holders.rank == 0
         return first and any(piece.weight.first_copy for piece in self.pieces)
 
     def present_gradient(self, factor: float) -> None:
         """Give the optimizer the gradient times `factor`, in fp32."""
         if self.tensor.grad is None:
-            self.tensor.grad_ = in_fp32(self.gradient)  # shares it, where `grad` would copy and wait for the copy
+            self.tensor.grad_ = in_fp32(self.gradient)  # shares the memory; `grad` would copy and wait for the copy
         if factor != 1.0:
             self.tensor.grad.scale_(factor)
 
     def updated(self) -> None:
-        """The optimizer has run: drop the gradient and start passing the values on."""
+        """Called after the optimizer: drop the gradient and start sending the values."""
         self.drop_gradient()
         self.owner.publish(self.tensor)
 
     def published(self) -> None:
-        """Start passing the values on to the other ranks; readers of the weights wait for the messages."""
+        """Start sending the values to the other ranks; readers of the weights wait for the messages."""
         self.owner.published()
 
     def drop_gradient(self) -> None:
@@ -95,18 +95,18 @@ class Trainable:
 def in_fp32(gradient: Any) -> Any:
     """The gradient in fp32 with the alignment of the optimizer's kernels; copied only if needed."""
     fp32 = cast(gradient, "float32")
-    return fp32.clone() if fp32.data_ptr() % ALIGNED_BYTES else fp32  # a window behind a weight of an odd size
+    return fp32.clone() if fp32.data_ptr() % ALIGNED_BYTES else fp32  # a window after a weight of odd size
 
 
 def whole(weight: ShardedParameter) -> Trainable:
-    """A local weight that the optimizer updates as it is."""
+    """A local weight that the optimizer updates in place."""
     each = weight.tensor.size // len(weight.members)
     pieces = tuple(Piece(member, 0, each, index * each) for index, member in enumerate(weight.members))
     return Trainable(master_of(weight.tensor), pieces, weight.decays, weight, holders=weight.sum_group)
 
 
 def master_of(tensor: Any) -> Any:
-    """The fp32 tensor that the optimizer updates in a tensor's place; fp32 ones are their own."""
+    """The fp32 master of a tensor for the optimizer; an fp32 tensor is its own master."""
     if tensor.dtype == paddle.float32:
         return tensor
     master = zero_parameter(list(tensor.shape), "float32")
@@ -118,7 +118,7 @@ class Unit:
     """Matrices of one module, kept whole on every rank of the group (ddp), and what all kinds of units share."""
 
     every_micro_batch = False
-    sends_whole = False  # whether a reduction holds whole gradients of which less is kept
+    sends_whole = False  # whether reductions need whole gradients and keep less
 
     def __init__(self, weights: Sequence[ShardedParameter], group: Any):
         self.weights = tuple(weights)
@@ -139,7 +139,7 @@ class Unit:
             offset += size
 
     def _first_share(self) -> Any:
-        """This rank's share of the first values, a flat parameter; zeros behind the last one."""
+        """This rank's share of the first values, a flat parameter; zeros after the last value."""
         size = -(-sum(self._sizes) // self.group.nranks)
         share_of_all = zero_parameter([size], self.weights[0].tensor.dtype)
         fill(self.weights, share_of_all.detach(), self.group.rank * size)
@@ -157,13 +157,13 @@ class Unit:
         """Make the whole weights available. Every use of the module calls it, and `release` after."""
 
     def release(self) -> None:
-        """The module has run; its whole weights may go."""
+        """The module has run; its whole weights may be freed."""
 
     def prefetch(self) -> None:
         """Start the all-gather that `gather` waits for."""
 
     def backward_done(self, last: bool) -> None:
-        """This module's gradients of one micro-batch are complete; `last`: of the step."""
+        """This module's gradients of one micro-batch are complete; `last`: the step's last."""
         for weight in self.weights:
             weight.accumulate_autograd()
         if (last or self.every_micro_batch) and not self.deferred:
@@ -187,7 +187,7 @@ class Unit:
             self._pending = [all_reduce_start(weight.gradient, self.group) for weight in self.weights]
 
     def finish_reductions(self) -> None:
-        """Wait for the reductions under way, and keep their results."""
+        """Wait for the reductions in flight and keep their results."""
         self._finished()
 
     def _finished(self) -> list[Any]:
@@ -215,8 +215,8 @@ class Unit:
 
 
 class JoinedUnit(Unit):
-    """ddp whose gradients go in one message: small ones, as a message's latency counts; and all that are reduced after
-    every micro-batch, as reduced gradients are kept apart from unreduced ones."""
+    """ddp with gradients in one message: for small modules, to save latency, and if gradients are reduced after every
+    micro-batch, to keep reduced and unreduced gradients apart."""
 
     def __init__(self, weights: Sequence[ShardedParameter], group: Any, every_micro_batch: bool):
         super().__init__(weights, group)
@@ -242,7 +242,7 @@ class JoinedUnit(Unit):
 
 
 class ShardedUnit(Unit):
-    """Matrices whose optimizer states and gradients (zero2), and weights too (zero3), are sharded over the group."""
+    """Matrices whose optimizer states and gradients (zero2), and also weights (zero3), are sharded over the group."""
 
     sends_whole = True
 
@@ -271,7 +271,7 @@ class ShardedUnit(Unit):
             self._windows.close()
 
     def _first_shard(self) -> Any:
-        """This rank's shard of the first values. Ranks that keep the same one make a share of it each."""
+        """This rank's shard of the first values. Ranks with the same shard each make a share of it."""
         if self._replicas is None:
             return self._first_share()
         size = -(-self._shard_size // self._replicas.nranks)
@@ -287,7 +287,7 @@ class ShardedUnit(Unit):
         return [Trainable(master_of(self._shard), pieces, True, self, self.group.nranks, self._replicas)]
 
     def held(self) -> list[tuple[ShardedParameter, Any]]:
-        """The numbers of a weight's slice that lie in this rank's part under zero3, flat: maybe none."""
+        """The elements of a weight's slice in this rank's part under zero3, flat; possibly none."""
         self.published()
         if self._keep_whole:
             return super().held()
@@ -299,7 +299,7 @@ class ShardedUnit(Unit):
         return pairs
 
     def _own(self) -> Iterator[tuple[ShardedParameter, int, int, int]]:
-        """Divides this rank's part among the weights, as `within`."""
+        """Divides this rank's part among the weights; see `within`."""
         start = self.group.rank * self._shard_size
         return within(self.weights, start, start + self._shard_size)
 
@@ -334,7 +334,7 @@ class ShardedUnit(Unit):
             self._flat = None
 
     def writable(self) -> Any:
-        """This rank's part, which nothing reads now."""
+        """This rank's part, which has no readers now."""
         self.published()
         if self._flight is not None:  # fetched before the update
             self._flight.wait()
@@ -342,7 +342,7 @@ class ShardedUnit(Unit):
         return self._shard
 
     def publish(self, updated: Any) -> None:
-        """The optimizer has updated this rank's part: start bringing the whole weights up to date, in place."""
+        """The optimizer has updated this rank's part: start updating the whole weights in place."""
         if updated is not self.writable():
             paddle.assign(cast(updated, self._shard.dtype), output=self._shard)
         if self._keep_whole:
@@ -381,7 +381,7 @@ def make_unit(weights: Sequence[ShardedParameter], dp_type: DataParallel, every_
     return ShardedUnit(weights, weights[0].shard_group or group, every_micro_batch, keep_whole=ops.gather is None)
 
 
-Units = tuple[Unit, ...]  # of one module: of its matrices, and of its experts
+Units = tuple[Unit, ...]  # units of one module: its matrices, and its experts
 
 
 class UnitMaker:
@@ -398,7 +398,7 @@ class UnitMaker:
     def adopt(
         self, parameters: Sequence[ShardedParameter], dp_type: DataParallel, of_experts: DataParallel | None = None
     ) -> None:
-        """Take in a module's weights. `of_experts`: the dp type of those of experts, where it has some."""
+        """Add a module's weights. `of_experts`: the dp type of its experts, if any."""
         units: dict[Any, list[ShardedParameter]] = {}
         for weight in parameters:
             units.setdefault(self._unit_of(weight), []).append(weight)
@@ -416,7 +416,7 @@ class UnitMaker:
         self.chain.append(self.made[key])
 
     def _unit_of(self, weight: ShardedParameter) -> Any:
-        """The same for the matrices of one unit of a module; None: of no unit."""
+        """Add the matrices of one unit of a module; None: outside units."""
         return weight.expert if weight.sharded and len(weight.shape) > 1 else None
 
     def _make(self, weights: Sequence[ShardedParameter], dp_type: DataParallel) -> Unit:
@@ -424,16 +424,16 @@ class UnitMaker:
 
 
 class LastReduced:
-    """The module whose gradients a stage reduced last, by its units."""
+    """The units of the module whose gradients a stage reduced last."""
 
     units: Units = ()
 
 
 class Chain:
-    """The units of a stage's chunk in the order of its forward pass, and which micro-batch's backward is running.
+    """The units of a stage's chunk in the order of its forward pass, and the micro-batch of the running backward.
 
-    A module with experts has a unit of them and one of its other matrices. A unit that two modules share, as tied
-    embeddings do, stands in the chain twice. `reducing` is that of all chunks.
+    A module with experts has one unit for them and one for its other matrices. A unit shared by two modules (tied
+    embeddings) is in the chain twice. All chunks share `reducing`.
     """
 
     def __init__(self, units: Sequence[Units], starts_with_embedding: bool, reducing: LastReduced):
@@ -463,12 +463,12 @@ class Chain:
                 unit.prefetch()
 
     def leave_backward(self, position: int) -> None:
-        """A module's backward is done: let its weights go and reduce its gradients when it is time."""
+        """A module's backward is done: release its weights, and reduce its gradients if due."""
         units = self.units[position]
         self._release(position)
         for earlier in self._reducing.units:
             if earlier.sends_whole or any(unit.every_micro_batch for unit in units):
-                earlier.finish_reductions()  # its whole message goes before the next one is made
+                earlier.finish_reductions()  # frees its whole message before the next is made
         for unit in units:
             unit.backward_done(self.last_backward)
         self._reducing.units = units
@@ -479,7 +479,7 @@ class Chain:
 
 
 class _InBackward(PyLayer):  # type: ignore[misc]
-    """Tokens as they are; backward calls `event` when it passes: a module's backward begins at its end."""
+    """Identity on tokens; calls `event` in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, event: Callable[[], None]) -> Any:

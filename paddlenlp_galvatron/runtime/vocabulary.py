@@ -1,7 +1,7 @@
 """The vocabulary layers: embedding, final norm, LM head and loss, with the vocabulary split over tp ranks.
 
-The vocabulary is padded to a multiple of the degree with rows of zeros: no token looks them up and the loss leaves
-their logits out, so they never get a gradient.
+The vocabulary is padded to a multiple of the degree with rows of zeros. No token uses them and the loss excludes their
+logits, so they never get a gradient.
 
 Shapes: T tokens held between layers, U tokens of the dp share (U = T·t under Megatron-SP, else T), H hidden, V the
 padded vocabulary, v = V / t the columns held here.
@@ -51,8 +51,8 @@ def pair_losses(preference: Preference, policy: Any, reference: Any) -> Any:
 
 
 class PairLoss:
-    """Sums up the log-probabilities of pairs over a loss layer's tokens. `group`: ranks among which some have other
-    tokens of the same answers; None: each rank has all tokens of its rows."""
+    """Sums log-probabilities of pairs over a loss layer's tokens. `group`: ranks that may have other tokens of the same
+    answers; None: each rank has all tokens of its rows."""
 
     def __init__(self, preference: Preference, group: Any):
         self._preference, self._group = preference, group
@@ -60,14 +60,14 @@ class PairLoss:
 
     @property
     def is_shared(self) -> bool:
-        """Whether sums are those of a group, whose ranks must number answers equally."""
+        """Whether sums are over a group, whose ranks must number answers equally."""
         return self._group is not None
 
     def __call__(self, losses: Any, answers: Any, pairs: Any) -> tuple[Any, Any]:
-        """Scalar: sum over the pairs that there are, and those of METRICS.
+        """Scalar: sum over the existing pairs, and the sums of METRICS.
 
-        `losses` [U] fp32 of tokens, `answers` [U]: which of the 2·R·P answers each is of. `pairs` [R, P, 5] as
-        `Samples` has them, and the weight of a chosen answer's token in a pair.
+        `losses` [U]: fp32, of tokens; `answers` [U]: index of each token's answer among 2·R·P. `pairs` [R, P, 5]: as in
+        `Samples`, and the weight of a chosen answer's token.
         """
         rows, most, _ = pairs.shape
         # Not a product, which TF32 would round, nor a scatter, whose order of addition changes from run to run.
@@ -109,7 +109,7 @@ def embedding_table(placement: Placement, twin: Any) -> ShardedParameter:
 
 
 class Embedding:
-    """Token ids [U] -> hidden states [T, H], for each that are given."""
+    """Token ids [U] -> hidden states [T, H], for each argument."""
 
     def __init__(self, placement: Placement, table: ShardedParameter):
         self._place = placement
@@ -135,8 +135,7 @@ class Head:
     """Hidden states [T, H] and labels [U] -> the sum of this dp share's losses."""
 
     def __init__(self, placement: Placement, table: ShardedParameter | None, pieces: Sequence[int]):
-        """`table`: the embedding's, where the model ties the two. `pieces`: tokens of each, where logits are computed
-        by pieces."""
+        """`table`: the embedding's, if tied. `pieces`: tokens of each piece, if logits are computed in pieces."""
         self._place, setup, shape = placement, placement.setup, placement.setup.shape
         with paddle.LazyGuard():
             self._norm = setup.family.final_norm(setup.config)
@@ -145,14 +144,14 @@ class Head:
         self._tied = table is not None
         self._weights = [table or placement.parameter(lm_head, ""), *(placement.parameter(each, "") for each in bias)]
         self.parameters: list[ShardedParameter] = [*(weight for _, _, weight in self._slots), *self._weights]
-        # Paddle's one kernel for a split vocabulary knows no columns of padding.
+        # Paddle's fused loss of a split vocabulary does not support padding.
         fused = setup.kernels.fused_cross_entropy and fuses_loss(shape.vocab_size, placement.tp)
         shard = VocabularyShard(shape.vocab_size, placement)
         self._loss = CrossEntropy(shard, placement.group(Axis.TENSOR), fused)
         self._pieces = Pieces(pieces, self._loss, self._weights, self._tied, placement.numbers) if pieces[1:] else None
         self._reduced_each = not setup.plan.assumed.async_grad_reduce  # reduced after each micro-batch
         self._mtp_weight = setup.mtp_weight
-        self.scale = 1.0  # the gradient of the sum of losses in the passes that follow
+        self.scale = 1.0  # the gradient of the sum of losses in the following passes
         # Ranks that have other tokens of the same answers are among those that have the same weights.
         apart = placement.mesh.degree(Axis.CONTEXT) * placement.mesh.degree(Axis.ULYSSES) > 1
         group = self._weights[0].sum_group if apart else None
@@ -173,12 +172,12 @@ class Head:
         return total
 
     def normed(self, x: Any) -> Any:
-        """[T, H] behind the last norm."""
+        """[T, H] after the last norm."""
         with compute_weights(self._slots, self._place.numbers):
             return self._norm(cast(x, self._place.numbers.computed.dtype))
 
     def losses_with_mtp(self, both: Any, labels: Any, of_further: Any) -> Any:
-        """The loss and MTP's, weighted. `both` [2T, H]: hidden states behind the last norm, and those of MTP."""
+        """The loss and MTP's, weighted. `both` [2T, H]: hidden states after the last norm, and those of MTP."""
         hidden, further = cast(both, self._place.numbers.computed.dtype).chunk(2)
         if paddle.is_grad_enabled():
             total, mtp = self._sum(hidden, labels), self._sum(further, of_further, self._mtp_weight)

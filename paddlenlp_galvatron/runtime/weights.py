@@ -1,4 +1,4 @@
-"""Where weights come from, and which slice of each a rank keeps: the same model for every plan."""
+"""Sources of weights and each rank's slices: the same model under every plan."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .precision import add, cast, has_dtype
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
-# Rows and columns of a matrix that are drawn at once: a rank draws little that it does not keep, and starting 8,192
-# numbers takes a tenth of drawing them.
+# Rows and columns of a matrix that are drawn at once: a rank draws little beyond its slice, and the start-up costs a
+# tenth of drawing 8,192 numbers.
 TILE = 64, 128
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Part `index` of `parts` equal ones along `axis`; axis None: the whole. `padded` is the axis's length with
-    padding, where the whole does not split evenly."""
+    """Part `index` of `parts` equal parts along `axis`; axis None: the whole. `padded`: the axis's length with padding,
+    if it does not split evenly."""
 
     axis: int | None = None
     index: int = 0
@@ -82,10 +82,10 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True)
 class SeededWeights:
-    """Random weights that depend on the seed and the weight's name alone: norms are 1, biases 0, the rest normal.
+    """Random weights that depend only on the seed and the weight's name: norms are 1, biases 0, the rest normal.
 
-    Matrices are drawn in tiles, each from its own place in the weight's sequence, so that a part takes little more time
-    and memory than its own.
+    Matrices are drawn in tiles, each from its own offset in the weight's sequence, so that drawing a part takes little
+    extra time and memory.
     """
 
     seed: int
@@ -131,20 +131,20 @@ class ShardedParameter:
     replicas: int  # ranks of the world that hold these same values, before any ZeRO
     first_copy: bool = True  # whether no lower rank outside of sum_group holds these values
     gradient_dtype: str = "float32"  # dtype of gradients summed over micro-batches
-    shard_group: Any = None  # the part of sum_group in which ZeRO shards; None: all of it
-    replica_group: Any = None  # ranks of all parts that keep the same shard
+    shard_group: Any = None  # subset of sum_group over which ZeRO shards; None: all of it
+    replica_group: Any = None  # ranks with the same shard
     presum_group: Any = None  # ranks that hold copies of these values and sum the copies' gradients first
     presum_across_stages: bool = False  # ranks of several stages: reduced after the last backward
     sharded: bool = True  # sharded by ZeRO, if it is a matrix
-    expert: bool = False  # of a routed expert, whose dp type is its own
+    expert: bool = False  # whether of a routed expert, with its own dp type
     state: bool = False  # its gradient is always 0
-    summed: Any = None  # gradient that autograd does not keep: of another type, made in forward, or reduced
-    stacked: tuple[ShardedParameter, ...] = ()  # weights that lie in the tensor one after the other, and have none
+    summed: Any = None  # gradient outside autograd: of another type, made in forward, or reduced
+    stacked: tuple[ShardedParameter, ...] = ()  # consecutive weights inside the tensor, without tensors
     source: WeightSource | None = None  # source of the initial values
 
     @property
     def members(self) -> tuple[ShardedParameter, ...]:
-        """The weights of the model that lie in the tensor one after the other, equally large."""
+        """The weights of the model that are stacked in the tensor."""
         return self.stacked or (self,)
 
     def held(self) -> list[tuple[ShardedParameter, Any]]:
@@ -158,7 +158,7 @@ class ShardedParameter:
         return pairs
 
     def first_values(self, start: int, stop: int) -> Array:
-        """Elements `start..stop-1` of the flattened slice as the run begins, flat; only their rows are read."""
+        """Initial elements `start..stop-1` of the flattened slice; only their rows are read."""
         assert self.source is not None
         width = prod(self.slice.size(self.shape)[1:])
         first, last = start // width, -(-stop // width)
@@ -172,7 +172,7 @@ class ShardedParameter:
 
     @property
     def gradient(self) -> Any:
-        """Sum over the micro-batches so far, and over ranks once it is reduced."""
+        """Sum over the micro-batches so far; after reduction also over ranks."""
         if self.state:
             return paddle.zeros_like(self.tensor)
         return self.tensor.grad if self.summed is None else self.summed
@@ -182,7 +182,7 @@ class ShardedParameter:
         self.summed = add(self.summed, gradient, self.gradient_dtype)
 
     def accumulate_autograd(self) -> None:
-        """Adds the gradient of autograd to the sum, where one is kept; called after each micro-batch."""
+        """Adds autograd's gradient to a separate sum, if any; called after each micro-batch."""
         kept = self.summed is not None or not has_dtype(self.tensor, self.gradient_dtype)
         if kept and self.tensor.grad is not None:
             self.accumulate(self.tensor.grad)
@@ -193,32 +193,32 @@ class ShardedParameter:
         self.tensor.clear_gradient(False)
 
     def writable(self) -> Any:
-        """The tensor that takes updated values, which nothing reads now."""
+        """The tensor that receives updated values, without readers now."""
         return self.tensor
 
     def publish(self, updated: Any) -> None:
-        """Take over the values of the tensor that the optimizer has updated, where that is a copy."""
+        """Copy the values from the optimizer's tensor, if it is a copy."""
         if updated is not self.tensor:
             paddle.assign(cast(updated, self.tensor.dtype), output=self.tensor)
 
     def published(self) -> None:
-        """Returns at once: the values are there."""
+        """Returns at once: the values are ready."""
 
 
 def compute_weight(weight: ShardedParameter, numbers: NumberTypes) -> Any:
-    """A weight in the type that layers compute in. Its gradient is added to `weight` all the same."""
+    """A weight in the compute type. Its gradient is still added to `weight`."""
     if not numbers.casts:
         return weight.tensor
     if weight.tensor.stop_gradient:  # frozen
         return weight.tensor.astype(numbers.computed.dtype)
-    anchor = paddle.zeros([1])  # an input without gradient would not be recorded: the weight itself is not tracked
+    anchor = paddle.zeros([1])  # autograd records only inputs with gradients, and the weight has none
     anchor.stop_gradient = False
     return _Cast.apply(anchor, weight, numbers.computed.dtype)
 
 
 @contextmanager
 def compute_weights(slots: Sequence[tuple[Any, str, ShardedParameter]], numbers: NumberTypes) -> Iterator[None]:
-    """Let layers find their weights in the type that they compute in. Slots: layer, attribute, weight."""
+    """Give layers their weights in the compute type. Slots: layer, attribute, weight."""
     if not numbers.casts:
         yield
         return
@@ -245,8 +245,7 @@ class _Cast(PyLayer):  # type: ignore[misc]
 
 
 def stacked(weights: Iterable[ShardedParameter], count: int) -> ShardedParameter:
-    """`count` slices [...] of one shape, which the same ranks hold, as one tensor [count, ...]: one gradient, and one
-    message."""
+    """`count` slices [...] of one shape on the same ranks as one tensor [count, ...]: one gradient and one message."""
     members = tuple(weights)
     size, dtype = members[0].tensor.shape, members[0].tensor.dtype
     for member in members:
@@ -258,8 +257,8 @@ def stacked(weights: Iterable[ShardedParameter], count: int) -> ShardedParameter
 def within(
     weights: Iterable[ShardedParameter], start: int, stop: int
 ) -> Iterator[tuple[ShardedParameter, int, int, int]]:
-    """Divides the numbers `start..stop-1` of weights one after the other: each weight, the first and last-plus-one
-    element of its flattened slice, equal where it has none of them, and their place behind `start`."""
+    """Divides the elements `start..stop-1` of consecutive weights: each weight, the first and last-plus-one element of
+    its flattened slice (equal: none), and their offset from `start`."""
     offset = 0
     for weight in (member for outer in weights for member in outer.members):
         length = prod(weight.slice.size(weight.shape))
@@ -269,7 +268,7 @@ def within(
 
 
 def fill(weights: Sequence[ShardedParameter], flat: Any, start: int = 0) -> None:
-    """Write the first values from `start` on, of weights one after the other, into a flat tensor."""
+    """Write the first values of consecutive weights, from `start` on, into a flat tensor."""
     for weight, low, high, offset in within(weights, start, start + int(flat.size)):
         if low < high:
             values = paddle.to_tensor(weight.first_values(low, high))
@@ -277,7 +276,7 @@ def fill(weights: Sequence[ShardedParameter], flat: Any, start: int = 0) -> None
 
 
 def fill_whole(weight: ShardedParameter) -> None:
-    """Give a small weight its first values: the first of the ranks that hold it makes them for all."""
+    """Give a small weight its first values, made by the first rank that holds it."""
     if weight.sum_group is None or weight.sum_group.rank == 0:
         fill([weight], flattened(weight.tensor))
     if weight.sum_group is not None:
@@ -290,9 +289,9 @@ def zero_parameter(shape: list[int], dtype: Any) -> Any:
 
 
 def shard_layer(layer: Any, make: Callable[[str], ShardedParameter]) -> list[tuple[Any, str, ShardedParameter]]:
-    """Replace every parameter of a Paddle layer that was built without data by this rank's part.
+    """Replace every parameter of a Paddle layer, built without data, by this rank's part.
 
-    `make` gives the part of a parameter by its name in the layer. Returns where the parts are: sub-layer, attribute,
+    `make` gives the part of a parameter by its name in the layer. Returns the parts' slots: sub-layer, attribute,
     record.
     """
     slots = []

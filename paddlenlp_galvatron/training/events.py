@@ -1,4 +1,4 @@
-"""The events of the training loop, the actions that are due after a step, and who receives the logs."""
+"""The events of the training loop, the actions that are due after a step, and the receivers of logs."""
 
 import os
 import socket
@@ -27,7 +27,7 @@ class Control:
 
 
 class Events:
-    """Announced on every rank. Here actions are due by the settings' intervals; a subclass may decide otherwise."""
+    """Event handlers, called on every rank. Actions are due by the settings' intervals; a subclass may change that."""
 
     control: Any  # Control, or one with its fields
 
@@ -37,23 +37,23 @@ class Events:
         self._reporters = Reporters(settings) if is_first_rank else None
 
     def on_train_begin(self, step: int) -> None:
-        """`step`: steps that are done, counted from 0 wherever the run began."""
+        """`step`: finished steps, counted from 0 even in a resumed run."""
         self._step = step
 
     def on_epoch_begin(self) -> None:
-        """Before its first step, and where the run resumes."""
+        """Called before the first step, and when the run resumes."""
 
     def on_step_begin(self, step: int) -> None:
-        """The batch is loaded."""
+        """Called when the batch is loaded."""
 
     def on_optimizer_begin(self) -> None:
-        """Gradients are there."""
+        """Called when gradients are complete."""
 
     def on_optimizer_end(self) -> None:
-        """Weights are updated, but may not be gathered."""
+        """Called after the update; weights may not be gathered yet."""
 
     def on_step_end(self, step: int) -> None:
-        """`step`: steps that are done, this one too."""
+        """`step`: finished steps, including this step."""
         self._step, settings, control = step, self._settings, self.control
         control.should_log = step % settings.logging_steps == 0 or (step == 1 and settings.logging_first_step)
         interval = settings.eval_steps or settings.logging_steps
@@ -62,7 +62,7 @@ class Events:
         control.should_save = by_steps and step % settings.save_steps == 0
 
     def on_epoch_end(self) -> None:
-        """Behind its last step, and where the run stops."""
+        """Called after the last step, and when the run stops."""
         self.control.should_evaluate |= self._settings.evaluates == "epoch"
         self.control.should_save |= self._settings.save_strategy == "epoch"
 
@@ -73,14 +73,14 @@ class Events:
             self._reporters.write(logs, self._step)
 
     def on_prediction_step(self) -> None:
-        """A global batch is evaluated."""
+        """Called after each evaluated global batch."""
 
     def on_evaluate(self, metrics: dict[str, float]) -> None:
-        """A data set is evaluated."""
+        """Called after each evaluated data set."""
         self.control.should_evaluate = False
 
     def on_save(self, best: float | None) -> None:
-        """A checkpoint is on its way. `best`: the best metric of those that are kept."""
+        """Called when a checkpoint is being written. `best`: the best metric of the kept checkpoints."""
         self.control.should_save = False
 
 

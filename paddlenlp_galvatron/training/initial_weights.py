@@ -1,4 +1,4 @@
-"""The weights that a run begins with, which of them learn at which rate, and DPO's reference, which they are."""
+"""The initial weights of a run, their trained part and its rates, and DPO's reference model, which equals them."""
 
 import json
 from hashlib import sha256
@@ -28,7 +28,7 @@ class InitialWeights(NamedTuple):
 
     source: WeightSource | None  # None: drawn from the seed
     adapters: Adapters | None  # the only trained weights; None: all weights train
-    base: str  # identity of the weights under adapters, or of DPO's reference; "": neither needs one
+    base: str  # identity of the base weights of adapters, or of DPO's reference; "": neither
 
 
 def initial_weights(settings: TrainSettings, shape: ModelShape) -> InitialWeights:
@@ -53,20 +53,20 @@ def set_rates(engine: Engine, scale: float) -> None:
 
 
 class Reference:
-    """DPO's reference: log-probabilities of all answers by the model that the run begins with.
+    """DPO's reference: log-probabilities of all answers by the initial model.
 
-    The model does not change, so one pass over the data before the first update is enough, and two numbers a pair. They
-    are kept in the run's folder, where a run that is resumed finds them, under any plan. Adapters can be left out at
-    any time; where all weights learn, the model is there before the first update alone.
+    The model does not change, so one pass over the data before the first update gives two numbers per pair. They are
+    stored in the run's folder, where a resumed run finds them under any plan. Adapters can be disabled at any time; if
+    all weights are trained, the reference model exists only before the first update.
     """
 
     def __init__(self, engine: Engine, run: Path, base: str):
-        """`base`: identity of its weights. A checkpoint knows them by the data's identity."""
+        """`base`: identity of its weights, which checkpoints record in the data's identity."""
         self._engine, self._folder, self._base = engine, run / FOLDER, base
         self.is_gone = False  # all weights have been trained
 
     def attach(self, data: TuningData) -> None:
-        """Let a data set have its answers' log-probabilities. Every rank calls this. Raises UserError."""
+        """Give a data set its answers' log-probabilities. Every rank calls this. Raises UserError."""
         if data.identity.get("reference"):
             return
         engine, made_from = self._engine, data.identity | {"reference": self._base}
@@ -84,7 +84,7 @@ class Reference:
         data.identity["reference"] = self._base
 
     def _compute(self, data: TuningData) -> Any:
-        """[answers, 1], fp64 as whole numbers of the same bytes."""
+        """[answers, 1], fp64 viewed as int64."""
         engine, batch = self._engine, data.global_batch
         print_rank_0(engine, f"writing {self._folder}: log-probabilities of the answers in {data.samples} rows")
         log_probabilities = np.zeros((len(data.reference), 1))

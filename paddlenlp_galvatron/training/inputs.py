@@ -1,8 +1,8 @@
-"""Opens the data of a run, reads a step's rows while the step before computes, and finds whether a checkpoint can be
-resumed with them: whether it is of the run's model, its adapters and its data.
+"""Opens the data of a run, prefetches each step's rows, and checks whether a checkpoint can be resumed: whether it has
+the run's model, adapters and data.
 
-The question comes before ranks start, which takes half a minute, and again on the ranks, which also read the
-checkpoint's files. Nothing here imports PaddleNLP.
+The check runs before ranks start, which takes half a minute, and again on the ranks, which also read the checkpoint's
+files. Nothing here imports PaddleNLP.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ from .data.tuning import RowLayout, TuningData
 from .settings import RANDOM, TrainSettings
 
 T = TypeVar("T")
-Sources = list[tuple[str, BatchSource]]  # data to evaluate on; with names where there are several
+Sources = list[tuple[str, BatchSource]]  # evaluation data; with names if there are several
 
 
 def open_data(
@@ -76,10 +76,10 @@ def open_validation(settings: TrainSettings, plan: Plan, shape: ModelShape) -> S
 
 
 def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Generator[T]:
-    """Yields `load(step)` for each step; a thread loads the next meanwhile. An error of `load` comes at its step.
+    """Yields `load(step)` for each step, while a thread loads the next. An error of `load` is raised at its step.
 
-    The thread touches no device: page-locked memory is made by a call that may wait for all that the device was given
-    to do, and the ids of a step are copied, before its first message, in far less time than a pass takes.
+    The thread uses no device: allocating page-locked memory may wait for all queued work of the device, and copying a
+    step's ids before its first message takes far less time than a pass.
     """
     thread = ThreadPoolExecutor(1, "data")
     loading: deque[Future[T]] = deque()
@@ -94,12 +94,12 @@ def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Generator[T]:
         thread.shutdown(wait=False, cancel_futures=True)
 
 
-LATER = ("checksums", "special_tokens", "split_special_tokens")  # the data's identity: fields that old checkpoints lack
+LATER = ("checksums", "special_tokens", "split_special_tokens")  # identity fields that old checkpoints lack
 Identity = Mapping[str, Any]  # `BatchSource.identity`
 
 
 def candidates(settings: TrainSettings) -> tuple[str, list[Path]]:
-    """The value of `continue_from`, and the checkpoints to try, the newest first. Raises UserError."""
+    """The value of `continue_from` and the checkpoints to try, newest first. Raises UserError."""
     wanted = settings.continue_from
     if wanted == "none":
         return wanted, []
@@ -107,8 +107,8 @@ def candidates(settings: TrainSettings) -> tuple[str, list[Path]]:
 
 
 def newest(settings: TrainSettings, shape: ModelShape) -> Checkpoint | None:
-    """The checkpoint from which the run will be resumed, by its index alone; None: it starts from the beginning.
-    Raises UserError: it is another model's, or is broken and was named."""
+    """The checkpoint from which the run will resume, by its index only; None: start from the beginning. Raises
+    UserError if it is another model's, or was named and is broken."""
     wanted, folders = candidates(settings)
     for folder in folders:
         try:
@@ -120,7 +120,7 @@ def newest(settings: TrainSettings, shape: ModelShape) -> Checkpoint | None:
 
 
 def base_of(settings: TrainSettings, shape: ModelShape) -> str:
-    """Identity of the weights under adapters, or of DPO's reference; "": the run needs neither. Raises UserError."""
+    """Identity of the base weights of adapters, or of DPO's reference; "": the run needs neither. Raises UserError."""
     if not (settings.adapts or settings.compares):
         return ""
     if settings.initial_weights is None:  # drawn by `SeededWeights`
@@ -150,8 +150,8 @@ def require_same_adapters(checkpoint: Checkpoint, now: Adapters | None) -> None:
 def samples_seen(
     checkpoint: Checkpoint, now: Identity, global_batch: int, automatic: bool, say: Callable[[str], object]
 ) -> int:
-    """How many samples of the data of this identity the checkpoint was trained on. `say` receives notes. Raises
-    UserError: on others, where the checkpoint was not named (`automatic`)."""
+    """Number of samples of these data that the checkpoint was trained on. `say` receives notes. Raises UserError if it
+    was trained on other data and was not named (`automatic`)."""
     then = checkpoint.index.data
     if then is None:
         return 0
@@ -174,13 +174,13 @@ def samples_seen(
 
 
 def recipe_changes(checkpoint: Checkpoint, now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The numbers of the recipe that are others than in the run that wrote the checkpoint: old and new, by name."""
+    """The values of the recipe that differ from the checkpoint's run: old and new, by name."""
     then = checkpoint.index.recipe or {}
     return {name: (then[name], value) for name, value in now.items() if name in then and then[name] != value}
 
 
 def _differences(was: Identity, now: Identity) -> str:
-    """The fields that differ; checksums only where nothing else does."""
+    """The differing fields; checksums only if no other field differs."""
     keys = [key for key in sorted({*was, *now}) if was.get(key) != now.get(key)]
     words = [f"{key}: {was.get(key)} -> {now.get(key)}" for key in keys if key != "checksums"]
     return "; ".join(words) or "another content of the same size"

@@ -1,6 +1,6 @@
-"""The training loop: a step loads its batch, computes and updates; then the run logs, evaluates and saves as is due.
+"""The training loop: each step loads its batch, computes and updates; then the run logs, evaluates and saves when due.
 
-An evaluation is the metrics of data sets by the engine's forward passes.
+An evaluation computes metrics of data sets by the engine's forward passes.
 """
 
 import json
@@ -32,24 +32,24 @@ from .run import RankRun, resume
 from .settings import TrainSettings
 from .step_log import EVALUATED, STOPPED, StepLog, StepRecord, means_of, now, peaks_to_log
 
-RESTART_S = 10.0  # an elastic launcher starts ranks again while those before may still be ending
+RESTART_S = 10.0  # an elastic launcher restarts ranks while the previous ones may still be ending
 LARGEST_EXPONENT = 700.0  # largest number whose exp is a float
-SPEEDS = ("_runtime", "_per_second", "_per_second_per_device")  # endings of metrics that say how fast an evaluation was
+SPEEDS = ("_runtime", "_per_second", "_per_second_per_device")  # endings of metrics on the speed of an evaluation
 
 
 class TrainingLoop:
-    """The steps of a run, on every rank. `events` are announced, and say what is due."""
+    """The steps of a run, on every rank. `events` are announced and decide the actions due."""
 
     def __init__(self, run: RankRun, events: Events | None = None):
         self.run = run
         self.events = events or Events(run.settings, is_first_rank=run.engine.rank == 0)
         self.step = 0  # steps that are done
-        self.exit_code = 0  # of a rank's process: 0, or 128 and the signal upon which it stopped
+        self.exit_code = 0  # of a rank's process: 0, or 128 + the signal that stopped it
         self._unlogged: list[StepRecord] = []
         self._nonfinite = run.settings.nonfinite_guard(scaled=run.engine.scaler is not None)
 
     def steps(self) -> Iterator[StepRecord]:
-        """Train to the end; yields the record of each step, once it is logged, evaluated and saved as is due. Raises
+        """Train to the end; yields the record of each step after its due logging, evaluation and saving. Raises
         GalvatronError."""
         run, events, settings = self.run, self.events, self.run.settings
         alone = settings.folder_locked(wait_s=RESTART_S) if run.engine.rank == 0 else nullcontext()
@@ -67,7 +67,7 @@ class TrainingLoop:
                     events.control.should_save |= stopped
                     events.control.should_training_stop |= stopped or self.step == run.steps
                     if stopped and self.step < run.steps:
-                        self.exit_code = 128 + next(iter(signals), signal.SIGTERM)  # maybe another rank got it
+                        self.exit_code = 128 + next(iter(signals), signal.SIGTERM)  # another rank may have received it
                         sys.stderr.write(f"{STOPPED} step {self.step} of {run.steps}\n")
                     self._log_evaluate_save(record)
                     if events.control.should_training_stop or self.step % run.epoch_steps == 0:
@@ -78,7 +78,7 @@ class TrainingLoop:
             self._end()
 
     def _begin(self) -> int:
-        """Resume; returns the steps that are done."""
+        """Resume; returns the number of finished steps."""
         run = self.run
         run.compute_reference()
         self.step = self._saved = resume(run.settings, run.engine, run.optimizer, run.data, run.recipe, self._log)
@@ -94,8 +94,8 @@ class TrainingLoop:
     def _train_step(self, batches: Iterator[Batch], signals: list[int], is_first: bool) -> tuple[StepRecord, bool]:
         """Run the next step; returns its record, and whether any rank got a signal to stop.
 
-        Its time is from the end of the step before, or of a checkpoint or an evaluation in between, to its own end:
-        when the device has computed all of it.
+        Its time is from the end of the previous step, or of a checkpoint or an evaluation after that, until the device
+        has finished this step.
         """
         engine, optimizer = self.run.engine, self.run.optimizer
         loading = time.perf_counter()
@@ -123,7 +123,7 @@ class TrainingLoop:
             traffic = engine.traffic()
             if engine.rank == 0:
                 write_text(self.run.settings.traffic, json.dumps(traffic, indent=2) + "\n")
-        # One rank may get a signal a step before another.
+        # One rank may receive a signal one step earlier than another.
         numbers = seconds, data_s, device.peak_mib(), bool(signals), *engine.stage.load.imbalance
         times, loads, peaks, stops, *imbalance = engine.gather(*numbers)
         record = StepRecord(
@@ -153,7 +153,7 @@ class TrainingLoop:
         return record, any(stops)
 
     def _write(self, record: StepRecord) -> None:
-        """The step's line in the log, again where an evaluation has been added."""
+        """Write the step's log line, again after an evaluation was added."""
         if self.run.engine.rank == 0:
             self._log.write(record)
 
@@ -174,7 +174,7 @@ class TrainingLoop:
             if self._best:
                 self._best.evaluated(self.step, metrics)
         if self.events.control.should_save and self._nonfinite.advanced:
-            self._write(record)  # a run that is killed behind the checkpoint resumes after this step
+            self._write(record)  # a run that is killed after the checkpoint resumes after this step
             self._save()
 
     def evaluate(self, sources: Sources | None = None, prefix: str = "eval") -> dict[str, float]:
@@ -194,7 +194,7 @@ class TrainingLoop:
         self._saved, self._step_began = self.step, time.perf_counter()
 
     def _end(self) -> None:
-        """Save the last step, and take the weights that evaluated best, if they are requested."""
+        """Save the last step, and load the weights with the best evaluation, if requested."""
         run, best = self.run, self._best
         run.engine.wait_for_updates()
         self._nonfinite.require_progress()
@@ -254,7 +254,7 @@ def mean_metrics(engine: Engine, rows: Rows, count: int, after_each: Callable[[]
 
 
 def shown(metrics: Mapping[str, float]) -> str:
-    """Metrics in a line, without how long they took."""
+    """Metrics in a line, without their speed."""
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if not name.endswith(SPEEDS))
 
 

@@ -1,4 +1,4 @@
-"""From options to a run: which model, which plan, how many ranks. Nothing of it needs Paddle."""
+"""Prepares a run from options: model, plan and number of ranks. Needs no Paddle."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ from .settings import RunOptions, TrainOptions, TrainSettings
 CONFIGS = Path("configs")  # the search writes plans here
 PLAN = "galvatron_config.json"  # plan of GLOBAL mode's options
 CONFIG = "config.json"  # file in a model's folder
-BESIDE = {"profile_mode": Fate("it is of profiles")}  # Galvatron's scripts give it to both
+BESIDE = {"profile_mode": Fate("it is of profiles")}  # Galvatron's scripts pass it to both commands
 TUNING_PATHS = (
     *("dataset_name_or_path", "train_dataset_path", "dev_dataset_path"),
     *("tokenizer_name_or_path", "chat_template", "lora_path"),
@@ -38,7 +38,7 @@ TUNING_PATHS = (
 
 
 class PlanOptions(Options):
-    """The plan. Unset: that of GLOBAL mode's options, or without them the newest in configs/ that fits."""
+    """The plan. Unset: that of GLOBAL mode's options, else the newest in configs/ that fits."""
 
     galvatron_config_path: Path | None = None
     spare: Path | None = None
@@ -84,8 +84,7 @@ GROUPS: tuple[type[Options], ...] = (
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that is ready to start: its plan and model, read once and checked against each other, and notes for the
-    user."""
+    """A run that is ready to start: its plan and model, checked against each other, and notes for the user."""
 
     settings: TrainSettings
     plan: Plan  # device-dependent fields are unset: `plan.check.with_defaults`
@@ -94,10 +93,10 @@ class Prepared:
 
 
 def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | None = None) -> Prepared:
-    """The run that options by canonical name ask for; a plan or model of their own is written to `folder`, from where
-    `settings.keep_files_of` takes it, or else to output_dir.
+    """The run of options by canonical name. A plan or model given by options is written to `folder`, from which
+    `settings.keep_files_of` copies it, or else to output_dir.
 
-    `world_size`: ranks that will be started; None: as many as the plan has. Raises UserError.
+    `world_size`: ranks to start; None: as many as the plan has. Raises UserError.
     """
     options, choice = TrainOptions.from_values(values), PlanOptions.from_values(values)
     uniform, degrees = UniformOptions.from_values(values), DegreeOptions.from_values(values)
@@ -193,7 +192,7 @@ def _require_settled(values: Mapping[str, Any], shape: ModelShape) -> None:
 
 
 def _model(named: ModelOptions, options: TrainOptions, load: Path | None, folder: Path) -> tuple[str, ModelShape, int]:
-    """The model as the settings name it, its shape, and the sequence length, 0 where the plan says them."""
+    """The model's name in the settings, its shape, and the sequence length; 0: the plan's."""
     if named.model_size is None and load is not None and (load / CONFIG).exists():
         named = named.model_copy(update={"model_size": str(load)})
     model = named.resolve(default_seq_length=0)
@@ -217,13 +216,13 @@ def _model(named: ModelOptions, options: TrainOptions, load: Path | None, folder
 
 
 def _source(*models: str | Path | None) -> Path | None:
-    """The config.json whose folder has the files that go with the weights: the first of a model that has any."""
+    """The config.json in whose folder the files next to the weights are: the first with such files."""
     configs = [config.absolute() for model in models if (config := config_file(model))]
     return next((config for config in configs if companions(config.parent)), configs[0] if configs else None)
 
 
 def _require_one_type(model: Model) -> None:
-    """Raise UserError for several layer types, with the reason that no model of them can be trained."""
+    """Raise UserError for several layer types, with the reason why such a model cannot be trained."""
     shapes = model.shapes
     if len(shapes) == 1:
         return
@@ -241,8 +240,8 @@ def _require_one_type(model: Model) -> None:
 
 
 def _absolute_paths(options: TrainOptions, model: str | None) -> dict[str, str]:
-    """Paths of fine-tuning that exist, wherever ranks are started; the tokenizer is that of the model's folder where
-    none is named. Raises UserError."""
+    """Absolute, existing paths of fine-tuning; the default tokenizer is that of the model's folder. Raises
+    UserError."""
     paths = {name: Path(value) for name in TUNING_PATHS if (value := getattr(options, name))}
     if options.tokenizer_name_or_path is None:
         paths["tokenizer_name_or_path"] = folder = _folder_of(model)
@@ -255,13 +254,13 @@ def _absolute_paths(options: TrainOptions, model: str | None) -> dict[str, str]:
 
 
 def _folder_of(model: str | None) -> Path:
-    """The folder that a model's name may be, or its config.json's."""
+    """The folder that a model's name or config.json refers to."""
     folder = Path(model or "")
     return folder.parent if folder.name == CONFIG else folder
 
 
 def _own_folder(options: ModelOptions) -> Path:
-    """Folder of the model's own weights, even if its numbers are given. Raises UserError."""
+    """Folder of the model's weights, even if sizes are given. Raises UserError."""
     folder = _folder_of(options.model_size)
     if options.model_size is None or not folder.is_dir():
         raise UserError(

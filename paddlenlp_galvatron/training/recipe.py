@@ -1,4 +1,4 @@
-"""How weights are updated: optimizer, rate, decay, clipping; which steps are left out. A plan's oracle has the same."""
+"""The update of weights: optimizer, rate, decay, clipping; and skipped steps. Parity's reference uses the same."""
 
 import math
 import sys
@@ -58,7 +58,7 @@ class Recipe(Options):
 
     @cached_property
     def _schedule(self) -> tuple[Any, int]:
-        """PaddleNLP's schedule, and what it calls the first step."""
+        """PaddleNLP's schedule, and its number of the first step."""
         from paddlenlp.trainer.trainer_utils import get_scheduler
         from paddlenlp.transformers import CosineAnnealingWithWarmupDecay, LinearAnnealingWithWarmupDecay
 
@@ -110,17 +110,17 @@ class Recipe(Options):
 
 
 class NonFiniteGuard:
-    """Counts the steps of this process that were left out."""
+    """Counts the skipped steps of this process."""
 
     def __init__(self, may_skip: bool, max_skipped: int, scaled: bool):
-        """`scaled`: fp16's gradients overflow now and then until the loss scale fits; the loss itself does not."""
+        """`scaled`: with fp16, gradients may overflow until the loss scale fits; the loss itself never does."""
         self._may_skip, self._most, self._scaled = may_skip, max_skipped, scaled
-        self._latest: deque[bool] = deque(maxlen=max(1, 2 * self._most))  # whether each step was left out
+        self._latest: deque[bool] = deque(maxlen=max(1, 2 * self._most))  # whether each step was skipped
         self.advanced = False  # whether any step changed the weights
         self._told_of_zero = False
 
     def count(self, step: int, loss: float, norm: float) -> None:
-        """Take note of a step, counted from 1. Raises GalvatronError where it may not be left out, or too many were."""
+        """Record a step, counted from 1. Raises GalvatronError if it may not be skipped, or too many were."""
         skipped = not math.isfinite(norm)
         if skipped and not self._may_skip and not (self._scaled and math.isfinite(loss)):
             raise GalvatronError(
@@ -143,7 +143,7 @@ class NonFiniteGuard:
             )
 
     def require_progress(self) -> None:
-        """Raise GalvatronError where all steps were left out."""
+        """Raise GalvatronError if all steps were skipped."""
         if self._latest and not self.advanced:
             raise GalvatronError(
                 f"all {len(self._latest)} steps were skipped, their loss or gradients being NaN or Inf: nothing was "

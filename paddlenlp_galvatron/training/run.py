@@ -1,5 +1,5 @@
-"""A run on one rank: the model by its plan, its data, its optimizer, and DPO's reference; and where it is resumed: the
-newest checkpoint that is whole, and the sample after those that it was trained on."""
+"""A run on one rank: the model under its plan, its data, its optimizer, and DPO's reference; and its resume point: the
+newest whole checkpoint, and the next sample."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RankRun:
     reference: Reference | None
     steps: int
     epoch_steps: int
-    tokenizer: Any = None  # PaddleNLP's, of a trainer that has one
+    tokenizer: Any = None  # PaddleNLP's, if its trainer has one
     _events: list[Event] = field(default_factory=list)  # events of traced steps
 
     @classmethod
@@ -122,13 +122,13 @@ class RankRun:
 
     @cached_property
     def _types(self) -> tuple[Precision, Mapping[str, Precision]] | None:
-        """The types of the initial weights; None: they are drawn, or this is not rank 0."""
+        """The types of the initial weights; None: random weights, or not rank 0."""
         folder = self.settings.initial_weights
         return types_of(open_weights(folder, self.engine.shape)) if folder and not self.engine.rank else None
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The settings' recipe, the number of steps, on which schedules depend, and the model's own numbers."""
+        """The settings' recipe, the number of steps, on which schedules depend, and the model's values."""
         shape = self.engine.shape
         of_model = {name: getattr(shape, name) for name in ("attention_dropout", "router_aux_loss_coef")}
         weight = {"mtp_loss_scaling_factor": self.engine.mtp_weight} if shape.mtp_layers else {}
@@ -164,7 +164,7 @@ class RankRun:
         self.reference.is_gone = self.engine.adapters is None
 
     def speeds(self, split: str, since: float, steps: int) -> dict[str, float]:
-        """How fast some steps were, by PaddleNLP's names. `since`: time.time() when they began."""
+        """Speed of several steps, by PaddleNLP's names. `since`: time.time() at their start."""
         seconds, plan = time.time() - since, self.engine.plan
         steps_per_second = steps / seconds
         samples_per_second = steps_per_second * plan.global_batch
@@ -186,12 +186,12 @@ class RankRun:
         with traced(engine.rank, self._events), span(f"step {step}", "step"):
             yield
         write_events(settings.traced_by(engine.rank), self._events)
-        engine.gather(0.0)  # all have written
+        engine.gather(0.0)  # barrier: all ranks have written
         if engine.rank == 0:
             join_traces(settings.traced, [settings.traced_by(rank) for rank in range(engine.plan.world_size)])
 
 
-VISIBLE_S = 10.0  # in which a file of one node appears on others: network file systems cache listings for seconds
+VISIBLE_S = 10.0  # time for a file to appear on other nodes, as network file systems cache listings
 POLL_S = 0.1
 
 
@@ -203,16 +203,16 @@ def resume(
     recipe: Mapping[str, Any] = MappingProxyType({}),
     log: StepLog | None = None,
 ) -> int:
-    """Load the checkpoint that the settings ask for, and let the data continue there; returns the steps that are done.
+    """Load the settings' checkpoint and continue the data there; returns the number of finished steps.
     `recipe`: `Run.recipe`; a note names the numbers that differ from the checkpoint's. `log` gets the event.
 
-    `auto` takes the newest one that is whole, and says what is wrong with newer ones. Raises UserError: none is whole,
-    though there are some, or the one named is not; it is another model's; `auto` finds that it was trained on other
-    data. With those, one that is named begins at their first sample.
+    `auto` takes the newest whole checkpoint and reports the faults of newer ones. Raises UserError if checkpoints exist
+    but none is whole, if the named one is not whole, if it is another model's, or if `auto` finds other data. A named
+    checkpoint may be used with other data, from their first sample.
     """
     require_shared(settings.output_dir, engine)
     seen = candidates(settings) if engine.rank == 0 else None
-    wanted, folders = from_first(engine, seen)  # to another node a shared folder may look older
+    wanted, folders = from_first(engine, seen)  # another node may see an older state of a shared folder
     if wanted == "none":
         return 0
     automatic = wanted == "auto"
@@ -246,8 +246,8 @@ def resume(
 
 
 def require_shared(folder: Path, engine: Engine) -> None:
-    """Raise UserError, on all ranks, where some do not see what rank 0 writes to a folder: on another node, or another
-    disk of the same name. A checkpoint would wait for their parts for ever."""
+    """Raise UserError, on all ranks, if a rank does not see rank 0's files in a folder, as on another node or disk. A
+    checkpoint would wait for its part for ever."""
     name = f".seen-{secrets.token_hex(8)}"
     if engine.rank == 0:
         (folder / name).touch()
@@ -266,10 +266,10 @@ def require_shared(folder: Path, engine: Engine) -> None:
 
 
 def _open(folder: Path, engine: Engine) -> tuple[Checkpoint | None, list[str]]:
-    """A checkpoint, whose index rank 0 reads for all, and what all ranks together, each reading a share of its files,
-    find wrong with it.
+    """A checkpoint, whose index rank 0 reads for all, and its faults, found by all ranks, each reading a share of its
+    files.
 
-    Raises UserError: it is another model's.
+    Raises UserError if it is another model's.
     """
     opened: Checkpoint | UserError | None = None
     if engine.rank == 0:
@@ -288,7 +288,7 @@ def _open(folder: Path, engine: Engine) -> tuple[Checkpoint | None, list[str]]:
 
 
 def _faults_of(engine: Engine, read: Callable[[], object]) -> list[str]:
-    """Faults that any rank finds in a checkpoint as it reads; all ranks call this together."""
+    """Faults that any rank finds while it reads a checkpoint; all ranks call this together."""
     fault = ""
     try:
         read()

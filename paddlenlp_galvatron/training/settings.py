@@ -47,7 +47,7 @@ def _steps(value: str) -> range:
 
 
 class RunOptions(Options):
-    """A training run by PaddleNLP's names and with its defaults, where it has them."""
+    """A training run, with PaddleNLP's names and defaults where they exist."""
 
     panel = "Run"
 
@@ -114,12 +114,12 @@ class RunOptions(Options):
 
     @property
     def precision(self) -> Precision | None:
-        """Type of weights and messages that is requested; None: the plan's."""
+        """The requested type of weights and messages; None: the plan's."""
         return Precision.BF16 if self.bf16 else Precision.FP16 if self.fp16 else self.mixed_precision
 
     @property
     def assumptions(self) -> dict[str, Any]:
-        """Requested fields of `plan.Assumptions`; the plan says the others."""
+        """Requested fields of `plan.Assumptions`; the plan has the others."""
         asynchronous = None if self.no_async_grad_reduce is None else not self.no_async_grad_reduce
         asked = {
             "sequence_parallel": self.sequence_parallel,
@@ -136,7 +136,7 @@ class RunOptions(Options):
 
     @property
     def evaluates(self) -> Interval:
-        """When the validation split is evaluated."""
+        """Strategy of evaluating the validation split."""
         return "steps" if self.do_eval and self.evaluation_strategy == "no" else self.evaluation_strategy
 
     @property
@@ -146,12 +146,12 @@ class RunOptions(Options):
 
     @property
     def saves(self) -> bool:
-        """Whether checkpoints are written without being requested."""
+        """Whether checkpoints are written by default."""
         return self.save_strategy == "epoch" or (self.save_strategy == "steps" and self.save_steps > 0)
 
 
 def require_reporters(names: Sequence[str]) -> None:
-    """Raises UserError for one of `report_to` whose package is not installed."""
+    """Raises UserError if a package of `report_to` is not installed."""
     lacking = [name for name in names if name in REPORTERS and find_spec(REPORTERS[name]) is None]
     if lacking:
         installed = ", ".join(name for name, package in REPORTERS.items() if find_spec(package)) or "none"
@@ -160,7 +160,7 @@ def require_reporters(names: Sequence[str]) -> None:
 
 
 class TrainOptions(Recipe, RunOptions, TuningOptions, PreferenceOptions):
-    """All options of training, as they are given."""
+    """All options of training, unresolved."""
 
     @model_validator(mode="after")
     def _fits_the_task(self) -> Self:
@@ -178,7 +178,7 @@ class TrainOptions(Recipe, RunOptions, TuningOptions, PreferenceOptions):
 
 
 class TrainSettings(TrainOptions):
-    """A training run: its options, and what they come to. Paths are absolute or relative to where it is started."""
+    """A training run: its options and their results. Paths are absolute or relative to the start folder."""
 
     plan: Path
     model: str
@@ -198,7 +198,7 @@ class TrainSettings(TrainOptions):
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """How weights are updated and what the loss is: a resumed run may have others than the checkpoint's run."""
+        """Update of weights and loss, which may differ in a resumed run."""
         names = {*Recipe.model_fields} - {"warmup_ratio", "use_multi_tensor"}  # `over` or the device resolves these
         names |= {*PreferenceOptions.model_fields} if self.kind == "dpo" else set()
         return self.model_dump(mode="json", include=names) | {"lora_plus_scale": self.lora_rate_scale}
@@ -258,7 +258,7 @@ class TrainSettings(TrainOptions):
         return self.output_dir / "log"
 
     def make_output_dir(self) -> None:
-        """Raises UserError: it cannot be made, or it was prepared to redirect files elsewhere."""
+        """Raises UserError if it cannot be made, or is a link that redirects files elsewhere."""
         with reported(f"{self.output_dir}: cannot be made"):
             make_folder(self.output_dir)
         for folder in (self.checkpoints, self.rank_logs, self.traced_by(0).parent):
@@ -267,20 +267,20 @@ class TrainSettings(TrainOptions):
 
     @contextmanager
     def folder_locked(self, wait_s: float = 0.0) -> Iterator[None]:
-        """Make output_dir, and let no other run write there meanwhile. `wait_s`: how long one that ends may take.
-        Raises UserError: another run writes there; the folder cannot be made."""
+        """Make output_dir and lock it against other runs. `wait_s`: time for another run to end. Raises UserError if
+        another run writes there or the folder cannot be made."""
         self.make_output_dir()
         with locked(self.output_dir, wait_s=wait_s):
             yield
 
     def require_free(self) -> None:
-        """Raise UserError where another run writes to output_dir. A resumed run locks it when all is checked."""
+        """Raise UserError if another run writes to output_dir. A resumed run locks it after all checks."""
         if self.output_dir.is_dir():
             with locked(self.output_dir):
                 pass
 
     def keep_files_of(self, folder: Path) -> Self:
-        """Copies a plan and a model that lie in `folder` to output_dir; returns the run with them. Raises UserError."""
+        """Copies a plan and a model from `folder` to output_dir; returns the run with them. Raises UserError."""
         kept = {}
         for name in ("plan", "model"):
             path = Path(getattr(self, name))

@@ -19,15 +19,15 @@ from ..base.writing import is_named, reason_of, whole_file
 
 LONGEST_LINE_BYTES = 4 * MIB  # limit for other programs' lines, too
 TAIL_BYTES = 2**16  # more than a line of ours has
-MOST_PEAKS = 64  # ranks whose peaks of memory a line has one by one; those of 1,024 would be 18 KB in every line
+MOST_PEAKS = 64  # ranks up to which a line has every rank's peak memory; 1,024 would take 18 KB per line
 
 
-# How a rank begins the lines of its own log that its launcher shows.
+# Prefixes of the lines in a rank's log that its launcher shows.
 STOPPED, EVALUATED = "stopped by a signal after", "evaluated after"
 CHANGED = "note: not as in the run that wrote the checkpoint: "
 NEWS = ("resuming from ", CHANGED, "writing ", "saved ", "removed ", "warning: ", STOPPED, EVALUATED)
 NUMBERS = ("loss", "lr", "grad_norm", "step_time_s", "tokens_per_s")  # numbers of a record besides its step
-NAN = ("loss", "grad_norm", "eval_loss")  # may be no finite number, for which JSON has null
+NAN = ("loss", "grad_norm", "eval_loss")  # may be not finite, then null in JSON
 RUN = "GALVATRON_RUN"  # environment: the run's id, from a launcher to its ranks
 Event = dict[str, Any]  # a line with `event`, its kind; `time` and `run` as steps have them; and `text` for people
 
@@ -36,12 +36,12 @@ class StepRecord(TypedDict):
     """One line of train_log.jsonl."""
 
     step: int  # counted from 1
-    steps: int  # of the whole run; a line of an older log lacks it, and counts from 0
+    steps: int  # of the whole run; older logs lack it and count from 0
     loss: float
     lr: float
-    grad_norm: float  # no finite number: the step was left out
-    step_time_s: float  # from the end of the step before, with the loading of data
-    data_s: float  # of it, in which the step waited for its rows of the data
+    grad_norm: float  # not finite: the step was skipped
+    step_time_s: float  # since the end of the previous step, including data loading
+    data_s: float  # part of it waiting for data
     tokens_per_s: float
     plan: str  # its `plan_id`
     time: NotRequired[str]  # of its end, UTC, as `now` writes it; lines of older logs lack it
@@ -50,8 +50,8 @@ class StepRecord(TypedDict):
     peak_memory_rank: int  # rank with the highest peak
     target_tokens_per_s: NotRequired[float]  # fine-tuning: tokens that are learnt
     filled: NotRequired[float]  # in fine-tuning: share of the tokens that is not padding
-    moe_imbalance: NotRequired[float]  # rows of the busiest rank of experts over the mean, on average over layers
-    moe_imbalance_most: NotRequired[float]  # and in the layer and micro-batch where it was largest
+    moe_imbalance: NotRequired[float]  # experts' rows of the busiest rank / mean, mean over layers
+    moe_imbalance_most: NotRequired[float]  # its maximum over layers and micro-batches
     metrics: NotRequired[dict[str, float]]  # in DPO: rewards and the like; with experts: aux_loss, if it is on
     eval_loss: NotRequired[float]  # loss of the validation split after this step
     eval_metrics: NotRequired[dict[str, float]]  # its accuracy; in DPO rewards and the like
@@ -64,7 +64,7 @@ def peaks_to_log(peaks_mib: Sequence[float], stages: int) -> list[float]:
 
 
 def means_of(records: Sequence[StepRecord]) -> dict[str, float]:
-    """Means over some steps, by PaddleNLP's names; rate and norm are those of the last one."""
+    """Means over several steps, by PaddleNLP's names; rate and norm are of the last step."""
     means = {
         "loss": mean(record["loss"] for record in records),
         "learning_rate": records[-1]["lr"],
@@ -93,7 +93,7 @@ def new_event(run: str | None, event: str, text: str, **facts: Any) -> Event:
 
 
 def append_event(path: Path, event: Event) -> None:
-    """Add an event's line behind the last whole line. Raises OSError."""
+    """Add an event's line after the last whole line. Raises OSError."""
     with path.open("a+b", buffering=0) as file, _alone(file):
         end = file.seek(0, os.SEEK_END)
         tail = os.pread(file.fileno(), TAIL_BYTES, max(0, end - TAIL_BYTES))
@@ -103,7 +103,8 @@ def append_event(path: Path, event: Event) -> None:
 
 @contextmanager
 def _alone(file: Any) -> Iterator[None]:
-    """Meanwhile neither the launcher nor the writer of checkpoints adds an event. Some file systems have no locks."""
+    """Lock the log, so that neither the launcher nor the writer of checkpoints adds an event. Some file systems have no
+    locks."""
     with suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_EX)
     try:
@@ -114,12 +115,12 @@ def _alone(file: Any) -> Iterator[None]:
 
 
 class StepLog:
-    """Writes the log, flushed after every line: a killed run loses none of a step that it has logged."""
+    """Writes the log, flushed after every line: a killed run loses no logged step."""
 
     def __init__(self, path: Path):
         self.path, self.run = path, new_run()
         self._file: BinaryIO | None = None
-        self._last = (-1, 0, 0)  # step of the last line, where in the file it begins and ends
+        self._last = (-1, 0, 0)  # step of the last line, its start and end in the file
         self._waiting: list[Event] = []  # events before the first step
 
     def event(self, event: str, text: str, **facts: Any) -> None:
@@ -135,9 +136,9 @@ class StepLog:
             sys.stderr.write(f"warning: {self.path}: the event {event} cannot be written: {reason_of(error)}\n")
 
     def write(self, record: StepRecord) -> None:
-        """Lines of this step and later ones are from a run that this one goes back behind: the first write drops them,
-        and text that is no line of a log; events stay, and the first one of this run says what was dropped. A step that
-        is written again, with more in it, takes its line's place. Raises GalvatronError: the log cannot be written."""
+        """The first write drops records of this and later steps, left by a run that was resumed earlier, and damaged
+        lines. Events stay, and this run's first event names the dropped steps. Writing a step again replaces its line.
+        Raises GalvatronError if the log cannot be written."""
         try:
             line = json.dumps(_strict(record), allow_nan=False).encode() + b"\n"
             if self._file is None:
@@ -171,7 +172,7 @@ class StepLog:
 
     def _begin(self, step: int, first: bytes) -> None:
         lost: list[float] = []  # seconds of the steps
-        run: str | None = None  # the one before
+        run: str | None = None  # id of the previous run
         with whole_file(self.path) as kept:
             for line, record in _read(self.path):
                 run = record.get("run", run) if record else run
@@ -186,7 +187,7 @@ class StepLog:
 
 
 def _strict(record: StepRecord) -> dict[str, Any]:
-    """The record as JSON: null stands for a number that JSON does not have."""
+    """The record as JSON, with null for NaN and infinities."""
     numbers = {name: value for name, value in record.items() if not isinstance(value, dict)}
     for name in ("metrics", "eval_metrics"):
         if name in record:
@@ -200,7 +201,7 @@ def read_log(path: Path) -> list[StepRecord]:
 
 
 def _read(path: Path) -> Iterator[tuple[bytes, StepRecord | None]]:
-    """Lines of a log with their records, None for an event's; one warning names the other lines."""
+    """Lines of a log with their records (None: an event); one warning names the damaged lines."""
     damaged = []
     for number, line in enumerate(map(without_prefix, _lines(path)), 1):
         record = record_of(line)
@@ -213,7 +214,7 @@ def _read(path: Path) -> Iterator[tuple[bytes, StepRecord | None]]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Lines that were written to their end; the last one may be cut off, by a kill."""
+    """Complete lines; a kill may have truncated the last line."""
     if path.exists():
         with path.open("rb") as file:
             while line := file.readline(LONGEST_LINE_BYTES):
@@ -231,13 +232,13 @@ def _object_of(line: bytes) -> dict[str, Any]:
 
 
 def event_of(line: bytes) -> Event | None:
-    """An event's line; None for all others."""
+    """An event's line; None for other lines."""
     event = _object_of(line)
     return event if isinstance(event.get("event"), str) and isinstance(event.get("text"), str) else None
 
 
 def record_of(line: bytes) -> StepRecord | None:
-    """A step's line; None for an event's, and for bytes left by a loss of power or another program."""
+    """A step's line; None for an event's, and for bytes left by a power failure or another program."""
     record = _object_of(line)
     if "event" in record or type(record.get("step")) is not int:
         return None

@@ -1,9 +1,9 @@
 """Predicts measured runs from a data sheet, and fits its few physical numbers to them.
 
-Regularized least squares in the numbers' logarithms, from the sheet's figures. Leave-one-out decides which numbers are
-free: one after the other, the one by which each run is predicted best from the others, as long as that helps. All other
-numbers keep the sheet's figures. A single run frees the number on which it depends most. A slow network shows only near
-its own speed, so that several are tried first. Runs determine a number if they narrow its prior error.
+Regularized least squares in the logarithms of the numbers, starting at the sheet's figures. Numbers are freed one by
+one, each time the number that lowers the leave-one-out error most, while it falls. All other numbers keep the sheet's
+figures. A single run frees the number on which it depends most. A slow network is visible only near its own speed, so
+several speeds are tried first. Runs determine a number if they narrow its prior error.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ EXPECTED = {
 }
 COEFFICIENTS = ("overlap_coe", "tensor_in_pipeline")  # slow-downs: at least 1
 SHARES = tuple(name for name in EXPECTED if name.endswith("efficiency"))  # shares of a peak: at most 1
-# Of a measured step against the best prediction, standard deviation: as of published runs of other software; and as of
-# runs that the prices explain exactly, taken where leave-one-out is off by less than the share EXACTLY of before.
+# Standard deviation of a measured step from the best prediction: for published runs of other software, and for runs
+# that the prices explain exactly. The latter is used where leave-one-out lowers the error below the share EXACTLY.
 NOISE, LITTLE_NOISE, EXACTLY = 0.08, 0.01, 0.2
-FREES = 0.9  # a number is free if the runs are off by less than this share of before, each predicted from the others
-STEPS, STEP = 12, 1e-3  # of Gauss and Newton, and of the logarithm for slopes
-ROOM = 0.9  # of a GPU: an allocator that held more may have taken it because it was there
+FREES = 0.9  # a number is freed if this lowers the leave-one-out error below this share
+STEPS, STEP = 12, 1e-3  # Gauss-Newton steps, and the step of the logarithm for slopes
+ROOM = 0.9  # share of a GPU: an allocator that held more may have taken free memory without need
 LONGEST = 300  # characters of a source
-LARGEST_MOVE = 1.0  # of a logarithm in one step: far from the solution slopes mislead
-NETWORKS = tuple(2.0**-power for power in range(7))  # tried shares of the sheet's network
-CLEAR = 0.5  # runs determine a number whose error they reduce to less than this share of its prior one
-ALIKE = 0.5  # runs do not separate two numbers whose errors correlate so
+LARGEST_MOVE = 1.0  # of a logarithm in one step, as slopes far from the solution mislead
+NETWORKS = tuple(2.0**-power for power in range(7))  # shares of the sheet's network speed to try
+CLEAR = 0.5  # runs determine a number if they reduce its prior error below this share
+ALIKE = 0.5  # correlation of errors from which runs do not separate two numbers
 
 
 @dataclass(frozen=True)
@@ -60,25 +60,25 @@ class MeasuredRun:
 
     name: str
     source: str
-    device: str  # its data sheet's name, or the beginning of it
+    device: str  # name of its data sheet, or the start of the name
     shape: ModelShape
     plan: Plan
     step_s: float
-    allocated_mib: float | None = None  # most that tensors held
-    reserved_mib: float | None = None  # most that the allocator held
+    allocated_mib: float | None = None  # peak of tensors
+    reserved_mib: float | None = None  # peak of the allocator
     stage: int | None = None  # stage with known memory; None: the largest stage
     offload_optimizer: bool = False
     adapter_rank: int | None = None  # rank of the LoRA adapters; None: all weights are trained
-    ours: bool = False  # by this project's runtime, which posts the receives of a pipeline ahead
-    kept_bytes: Callable[[int, int], float] | None = None  # layers that are not ours: see `analytic_computation`
+    ours: bool = False  # run by our runtime, which posts pipeline receives ahead
+    kept_bytes: Callable[[int, int], float] | None = None  # layers of other software: see `analytic_computation`
     imbalance: float = IMBALANCE  # see `CostOptions.imbalance`
     kernels: ExpertKernels = GROUPED
     document_tokens: float | None = None  # packed rows: see `Task.document_tokens`
     stack: Stack | None = None  # the software; None: the sheet's
     keeps_gathered: bool = False  # see `CostOptions`
-    attention_speed: float = 1.0  # of its attention kernel, over that of the sheet's
-    network: float | None = None  # GB/s a direction of its nodes; None: the sheet's
-    loss_in_place: bool = False  # a fused kernel takes the place of logits
+    attention_speed: float = 1.0  # speed of its attention kernel / that of the sheet's
+    network: float | None = None  # GB/s per direction of a node; None: the sheet's
+    loss_in_place: bool = False  # a fused kernel, which stores no logits
     overlaps: bool = True  # see `CostOptions`, also below
     keeps_keys: bool = True
 
@@ -89,15 +89,15 @@ class Expected(NamedTuple):
     step_s: float
     allocated_mib: float
     reserved_mib: float
-    bound_mib: float  # the most of `reserved_mib`, unless the GPU is full
+    bound_mib: float  # upper bound of `reserved_mib`, unless the GPU is full
 
 
 def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
-    """Prices of its model on nodes of this sheet."""
+    """Prices of the run's model on nodes of this sheet."""
     sheet = sheet.with_stack(run.stack)
     attention = sheet.attention_efficiency.value * run.attention_speed
     figures = {"attention_efficiency": attention}
-    if run.network:  # its rings differ from the sheet's, too
+    if run.network:  # the rings change as well
         figures |= {"network": run.network, "half_ranks": HALF_RANKS.value}
     sheet = _with(sheet, figures if run.ours else figures | {"receive_coe": 1.0})
     gpus = run.plan.world_size
@@ -146,7 +146,7 @@ class Number:
     before: float
     after: float
     determined: bool
-    unclear: str = ""  # why the runs do not determine it, where they do not
+    unclear: str = ""  # why the runs do not determine it; empty: they do
 
 
 @dataclass(frozen=True)
@@ -156,13 +156,13 @@ class Calibration:
     sheet: DataSheet
     numbers: tuple[Number, ...]
     runs: tuple[MeasuredRun, ...]
-    before: tuple[float, ...]  # predicted / measured - 1 of each run by the sheet that was given
+    before: tuple[float, ...]  # predicted / measured - 1 of each run by the original sheet
     after: tuple[float, ...]
     apart: tuple[float, ...]  # the same of each run, calibrated from the others alone; empty: there is one run
 
     @property
     def refusal(self) -> str | None:
-        """Why the sheet is no better than the one that was given; None: it is."""
+        """Why the fitted sheet is no better than the original; None: it is better."""
         old, new = _mean(self.before), _mean(self.after)
         if not any(number.determined for number in self.numbers):
             return f"runs: they change no number of {self.sheet.name}, which is off by {old:.1%}; keep that sheet"
@@ -187,7 +187,7 @@ class Calibration:
             most = max(map(abs, self.apart))
             yield f"each run predicted from the others: off by {_mean(self.apart):.1%} on average, {most:.1%} at most"
         if (worst := max(map(abs, self.after))) > UNLIKE:
-            yield f"trust it little: it explains the runs only within {worst:.0%}, the device is unlike the sheet's"
+            yield f"unreliable: errors of up to {worst:.0%} remain; the device differs from the sheet's"
         else:
             yield f"trust it for plans between these: {self._range()}. {ELSEWHERE}"
 
@@ -203,8 +203,8 @@ class Calibration:
         return ", ".join(f"{name} {low}" + (f"-{high}" if high > low else "") for name, (low, high) in low_high.items())
 
 
-UNLIKE = 0.1  # of a step: no published run is explained worse once its like are calibrated
-# 3 of the 25 rows of Qwen3-8B on H800 of benchmarks/published_runs, the other 22 predicted.
+UNLIKE = 0.1  # of a step: after calibration no published run has a larger error
+# Calibrated with 3 of the 25 rows of Qwen3-8B on H800 in benchmarks/published_runs; errors of the other 22.
 ELSEWHERE = "Elsewhere it may be off by 5 % on average and 15 % at worst, as in published runs"
 
 
@@ -241,13 +241,13 @@ def calibrate(runs: Sequence[MeasuredRun], sheet: DataSheet) -> Calibration:
 
 
 class _Problem(NamedTuple):
-    """How far each run's prediction is off, and how that depends on some numbers; all in logarithms."""
+    """Error of each run's prediction and its derivatives by some numbers; all in logarithms."""
 
     missed: NDArray[np.float64]
     slopes: NDArray[np.float64]  # derivative of each run by each number
-    deviations: NDArray[np.float64]  # expected deviations of the numbers
-    moved: NDArray[np.float64]  # the numbers, from the sheet's
-    noise: float = NOISE  # expected deviation of the runs
+    deviations: NDArray[np.float64]  # prior standard deviations of the numbers
+    moved: NDArray[np.float64]  # the numbers minus the sheet's
+    noise: float = NOISE  # standard deviation of the runs
 
     def having(self, chosen: Sequence[int]) -> _Problem:
         """The fit of some of its numbers."""
@@ -262,8 +262,7 @@ class _Problem(NamedTuple):
 
     @property
     def apart(self) -> NDArray[np.float64]:
-        """How far each run is off if it is predicted from the others: by the leverage of each, as of any regularized
-        least squares."""
+        """Leave-one-out error of each run, by its leverage, as for any regularized least squares."""
         gain = -np.linalg.solve(self.curvature, self.slopes.T / self.noise**2)
         step = gain @ (self.missed - self.slopes @ self.moved) - self.moved
         leverage = -np.einsum("rn,nr->r", self.slopes, gain)
@@ -285,7 +284,7 @@ class _Problem(NamedTuple):
         return sorted(chosen)
 
     def off(self, chosen: list[int]) -> float:
-        """How far the runs are off, each predicted from the others by these numbers."""
+        """Leave-one-out error of the runs with these numbers."""
         return float(np.sqrt(np.mean(self.having(chosen).apart ** 2)))
 
     def unclear(self, names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -325,7 +324,7 @@ def _fitted(runs: Sequence[MeasuredRun], sheet: DataSheet, names: list[str]) -> 
         return _Problem(missed, np.array(slopes).reshape(len(names), len(runs)).T, deviations, moved, noise)
 
     def selected(at: dict[str, float]) -> tuple[float, list[int], float]:
-        """How far the runs are off, each from the others, with the numbers that this frees and the noise."""
+        """Leave-one-out error of the runs, with the freed numbers and the noise."""
         first = problem(at, names, NOISE)
         free, noise = first.free, NOISE
         exact = first._replace(noise=LITTLE_NOISE)
@@ -334,8 +333,8 @@ def _fitted(runs: Sequence[MeasuredRun], sheet: DataSheet, names: list[str]) -> 
         return first._replace(noise=noise).off(free), free, noise
 
     def unlikely(share: float) -> float:
-        """Penalty of this share of the network: its distance from the sheet's, the mean error that the products
-        must take, and the spread of the runs' errors."""
+        """Penalty of this share of the network's speed: its distance from the sheet's, the mean error left for matrix
+        products to explain, and the spread of the runs' errors."""
         missed = misses({"network": share * current["network"]})
         left = (np.mean(missed) / EXPECTED["matmul_efficiency"]) ** 2 + len(runs) * np.var(missed) / NOISE**2
         return float(left + (np.log(share) / EXPECTED["network"]) ** 2)
@@ -367,8 +366,8 @@ def _fitted(runs: Sequence[MeasuredRun], sheet: DataSheet, names: list[str]) -> 
 
 
 def _allocator(runs: Sequence[MeasuredRun], gpu_mib: float) -> float | None:
-    """The largest share of tensors that an allocator held in addition, if above the default. A full GPU shows
-    nothing: an allocator holds more where there is more."""
+    """The largest share that an allocator held beyond its tensors, if above the default. Runs on a full GPU don't
+    count: an allocator takes free memory without need."""
     shares = [
         run.reserved_mib / run.allocated_mib - 1
         for run in runs

@@ -1,5 +1,5 @@
-"""Measured runs of any source: the log of a training with its plan, a validation, or a table (CSV), whose
-columns are in docs/en/profile.md."""
+"""Measured runs from any source: a training log with its plan, a validation, or a table (CSV) with the columns of
+docs/en/profile.md."""
 
 import csv
 import re
@@ -25,12 +25,12 @@ from .fit import MeasuredRun, expected
 Row = Mapping[str, str]  # an absent column is empty
 NEEDED = {"source", "model", "gpus"}
 RECOMPUTE = {"none": Recompute.NONE, "full": Recompute.FULL, "core_attn": Recompute.ATTENTION}
-RECOMPUTE["norm+act"] = Recompute.NORMS  # and the activation between an expert's products
+RECOMPUTE["norm+act"] = Recompute.NORMS  # also the activation between an expert's products
 ZERO = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
-# ZeRO-1 is our zero2 whose gradients are reduced once a step: they are whole, and the optimizer's states are sharded.
+# ZeRO-1 is our zero2 with one gradient reduction a step: whole gradients, sharded optimizer states.
 DEFAULT_DP_TYPES = (DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO2, DataParallel.DDP)
 SECOND = "selective layer"  # recompute of every second layer
-# Columns of words, by their values; the first one where the cell is empty.
+# Columns of words and their values; an empty cell means the first value.
 WORDS = {
     "zero": tuple(ZERO),
     "recompute": (*RECOMPUTE, SECOND),
@@ -50,8 +50,8 @@ POSITIVE = re.compile(  # columns of sizes, and of measurements
 # Speed of FlashAttention in Triton over that of FlashAttention-2, which is 1.3 to 2.5 times as fast (arXiv:2307.08691,
 # section 4.1).
 TRITON = 0.55
-# Bytes of a score that attention without flash writes and reads again: of softmax, dropout and its mask with Megatron's
-# fused softmax; of scores, scaled, masked, softmax and dropout with single kernels, in 16 bits each.
+# Bytes per score that attention without flash writes and reads again, in 16 bits: softmax, dropout and its mask with
+# Megatron's fused softmax; with separate kernels also raw, scaled and masked scores.
 SCORE_BYTES = {"unfused": 5, "plain": 10}
 
 
@@ -64,12 +64,11 @@ class Table:
 
 
 class _Unpriced(Exception):
-    """A row needs something that the planner does not have, or that the row does not say."""
+    """A row needs a feature that the planner lacks, or lacks a value."""
 
 
 def read_table(path: Path, device: str | None = None) -> Table:
-    """All rows of a file, or those of a `device`, given by its data sheet. Raises UserError for a file that is no such
-    table."""
+    """All rows of a file, or those of a `device`, given by its data sheet. Raises UserError for any other file."""
     reader = csv.DictReader(read_text(path).splitlines(), restval="")
     rows = list(reader)
     if not rows or not NEEDED.issubset(rows[0]):
@@ -98,7 +97,7 @@ def read_table(path: Path, device: str | None = None) -> Table:
 
 
 class _Cells(dict[str, str]):
-    """The cells of a row by column. Raises _Unpriced for a word that the planner does not have."""
+    """The cells of a row by column. Raises _Unpriced for a word that the planner does not know."""
 
     def __missing__(self, column: str) -> str:
         return ""
@@ -114,7 +113,7 @@ class _Cells(dict[str, str]):
 
 
 def _run_of(row: _Cells) -> MeasuredRun:
-    is_fp8 = row["precision"].startswith(("fp8", "mxfp8"))  # with scales of tensors or of blocks, as the recipe names
+    is_fp8 = row["precision"].startswith(("fp8", "mxfp8"))  # scales per tensor or per block, by the recipe's name
     if not is_fp8 and row["precision"] not in ("bf16", "fp16"):
         raise _Unpriced(f"precision {row['precision'] or '(not published)'}")
     if not (row["mbs"] and row["gbs"] and row["seq"]):
@@ -191,16 +190,16 @@ def _plan(row: _Cells, shape: ModelShape, assumed: Assumptions, zero: int) -> Pl
     return replace(plan, stages=even_stages(shape.layers, pp * chunks), chunks=chunks)
 
 
-def _sheet_of(device: str, asked: str | None) -> str:
-    """The data sheet of a device as a table names it, such as A100-80G: `asked`, by its name or its file's, else one
-    that ships."""
-    sheet, file = (load_data_sheet(asked), Path(asked)) if asked else (None, None)
-    if asked and sheet and file and (not device or sheet.is_named(device) or device in (file.name, file.stem)):
-        return asked
+def _sheet_of(device: str, requested: str | None) -> str:
+    """The data sheet of a device as a table names it, such as A100-80G: `requested` if its name or its file's matches,
+    else a sheet that ships."""
+    sheet, file = (load_data_sheet(requested), Path(requested)) if requested else (None, None)
+    if requested and sheet and file and (not device or sheet.is_named(device) or device in (file.name, file.stem)):
+        return requested
     sheets = sheets_named(device)
     if len(sheets) != 1:
         needed = f"a data sheet of {device or 'its device, which is not published'}"
-        raise _Unpriced(needed + (f"; that of {asked} is called {sheet.name}" if sheet else ""))
+        raise _Unpriced(needed + (f"; that of {requested} is called {sheet.name}" if sheet else ""))
     if sheet:
         raise _Unpriced(f"--device {sheets[0]}")
     return sheets[0]
@@ -219,8 +218,8 @@ def _step_s(row: Row, shape: ModelShape, plan: Plan) -> float:
 
 
 def _shape(row: _Cells) -> ModelShape:
-    """A preset, also with fewer layers: mixtral-8x7b (16 layers); or the shape listed, which has no experts. A plain
-    MLP counts as a gated one of 2/3 of its width: with as many weights and operations."""
+    """A preset, possibly with fewer layers, as in `mixtral-8x7b (16 layers)`, or the listed shape, without experts. A
+    plain MLP counts as a gated MLP of 2/3 of its width, which has as many weights and operations."""
     name, _, layers = row["model"].lower().partition(" (")
     preset = load_model(name) if name in preset_names() else None
     if not row["layers"] or (preset and preset.experts):
@@ -238,18 +237,19 @@ def _shape(row: _Cells) -> ModelShape:
 
 
 def _unfused_kept_bytes(shape: ModelShape, megatron_sp: bool, score: int) -> Callable[[int, int], float]:
-    """Activation bytes of a layer of GPT without flash attention, with dropout, a token and rank: Korthikanti et al.
-    (arXiv:2205.05198), table 2, at a width of two bytes. Norms and dropouts are split with Megatron-SP alone.
-    `score`: bytes of each pair of tokens and head."""
+    """Activation bytes per token and rank of a GPT layer with dropout and without flash attention: Korthikanti et al.
+    (arXiv:2205.05198), table 2, in two bytes. Only Megatron-SP splits norms and dropouts. `score`: bytes per head and
+    pair of tokens."""
     whole = 0 if megatron_sp else 10
     return lambda seq, tp: shape.hidden_size * (whole + (34 - whole) / tp) + score * shape.heads * seq / tp
 
 
-FEWEST = 3  # steps behind those that warm up
+FEWEST = 3  # steps after the warm-up
 
 
 def read_runs(source: Path, plan: Path | None, model: str | None, device: str | None) -> Table:
-    """`plan`: of a log. `model`, `device`: where the source does not say them. Raises UserError."""
+    """Read the runs. `plan`: the plan of a log. `model` and `device` are used where the source names none. Raises
+    UserError."""
     if source.suffix == ".csv":
         return read_table(source, device=device)
     if device is None:
@@ -270,8 +270,8 @@ def _model_of(model: str | None, source: Path) -> ModelShape:
 def _of_log(source: Path, plan_path: Path, model: str | None, device: str) -> MeasuredRun:
     plan = read_plan(plan_path)
     searched: dict[str, Any] = plan.metadata.get("searched_from") or {}
-    asked = searched.get("model_options")
-    named = asked.get("model_size") if isinstance(asked, dict) else searched.get("model")
+    requested = searched.get("model_options")
+    named = requested.get("model_size") if isinstance(requested, dict) else searched.get("model")
     shape = _model_of(model or (str(named) if named else None), plan_path)
     records = steps_under(plan, source)
     settled = records[WARM_UP_STEPS:]

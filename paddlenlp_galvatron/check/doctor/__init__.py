@@ -1,4 +1,4 @@
-"""Checks whether this machine can plan and train: a finding for each subject, with its remedy."""
+"""Checks whether this machine can plan and train; gives a finding with a remedy for each subject."""
 
 from .checks import Files, examine
 from .machine import Machine

@@ -21,8 +21,8 @@ from ..findings import Finding, State
 from .machine import Machine, PaddleFacts
 
 PYTHONS = ((3, 11), (3, 12))
-PADDLES = ((3, 1, 1), (3, 4))  # from the first up to, not with, the second
-# Least driver for each CUDA that Paddle is built for (NVIDIA's CUDA compatibility guide, minor version compatibility).
+PADDLES = ((3, 1, 1), (3, 4))  # from the first up to and without the second
+# Oldest driver for each CUDA that Paddle is built for (NVIDIA's CUDA compatibility guide, minor version compatibility).
 DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 AMPERE = 8  # compute capability
 OTHERS_SHARE = 0.05  # of a GPU's memory in use before a run begins
@@ -33,13 +33,13 @@ OLD_DAYS = 90
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cephfs", "glusterfs", "cifs", "9p")
 MOST_PROFILES = 50
 KINDS = ("_profiling_", "bandwidth", "sp_time_", "overlap_coefficient")  # substrings of profile files' names
-MOST_HOSTS, SHOWN_HOSTS = 64, 3  # names that are looked up, and shown
-LOCK_S = 1.0  # a run that writes there holds it
+MOST_HOSTS, SHOWN_HOSTS = 64, 3  # host names to look up, and to show
+LOCK_S = 1.0  # wait for a run that writes there
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files and folders that a run reads and writes."""
+    """The files and folders that a run reads and writes."""
 
     output: Path
     profiles: Path
@@ -49,7 +49,7 @@ class Files:
 
 @dataclass(slots=True)
 class Facts:
-    """The machine and the files, and the devices that its driver and Paddle name."""
+    """The machine, the files, and the devices that the driver and Paddle list."""
 
     machine: Machine
     files: Files
@@ -70,7 +70,7 @@ def examine(machine: Machine, files: Files) -> list[Finding]:
         try:
             for finding in check(facts):
                 findings.append(replace(finding, subject=finding.subject or subject))
-        except Exception as error:  # a check that breaks is a finding, too, and the others continue
+        except Exception as error:  # a crashed check is also a finding; the others continue
             text = " ".join(str(error).split()) or type(error).__name__
             findings.append(Finding(subject, text, State.FAILED, f"fix the fault that {subject} reports"))
     return findings
@@ -89,7 +89,7 @@ def _warning(text: str, remedy: str, subject: str = "") -> Finding:
 
 
 def _unless(fault: bool, text: str, remedy: str, state: State = State.WARNING, subject: str = "") -> Finding:
-    """The same fact with a fault, whose remedy is named, or without."""
+    """A fact as a finding: at fault with this remedy, or fine."""
     return Finding(subject, text, state, remedy) if fault else Finding(subject, text)
 
 
@@ -101,7 +101,7 @@ def _python(facts: Facts) -> Results:
 
 def _processor(facts: Facts) -> Results:
     if facts.machine.lacks("avx"):
-        remedy = "planning works; Paddle's builds for x86-64 need AVX: train on another machine"
+        remedy = "planning works; to train, use another machine: Paddle's builds for x86-64 need AVX"
         yield _warning("without AVX", remedy)
     elif facts.machine.lacks(AVX512):
         yield _ok("without AVX-512: Paddle's RMSNorm kernel for CPUs, which needs it, is not used")
@@ -148,7 +148,7 @@ def _gpus(facts: Facts) -> Results:
         return
     for number, gpu in enumerate(gpus):
         subject = f"GPU {number}"
-        if "memory.total" not in gpu:  # a message in place of a row: of a GPU that is lost, or of none
+        if "memory.total" not in gpu:  # a message in place of a row: the GPU is lost, or there is none
             yield _failed(gpu["name"], "run nvidia-smi by hand; restart the node", subject)
             continue
         total, used = _number(gpu["memory.total"]), _number(gpu.get("memory.used", ""))
@@ -168,7 +168,7 @@ def _gpus(facts: Facts) -> Results:
 
 
 def _number(text: str) -> float | None:
-    """MiB; None where nvidia-smi says none: [N/A], [Not Supported], ERR!."""
+    """MiB; None where nvidia-smi has no value: [N/A], [Not Supported], ERR!."""
     return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
 
 
@@ -196,7 +196,7 @@ def _nccl(facts: Facts) -> Results:
 
 
 def _flash(facts: Facts) -> Results:
-    """The versions of this build that every GPU can run: 2 from Ampere on, 3 on Hopper alone."""
+    """The versions of this build that every GPU can run: 2 from Ampere on, 3 only on Hopper."""
     kinds = {int(number) for gpu in facts.gpus if (number := _number(gpu.get("compute_cap", ""))) is not None}
     if facts.paddle is None or facts.paddle.cuda is None or not kinds:
         return
@@ -226,7 +226,7 @@ def _links(facts: Facts) -> Results:
 def _cores(facts: Facts) -> Results:
     cores = facts.machine.cores()
     few = few_cores(cores, len(facts.gpus))
-    yield _unless(bool(few), few or f"{cores}", "let a job have all cores of its node; look at taskset and cgroups")
+    yield _unless(bool(few), few or f"{cores}", "give the job all cores of its node; look at taskset and cgroups")
 
 
 def _shared_memory(facts: Facts) -> Results:
@@ -240,7 +240,7 @@ def _shared_memory(facts: Facts) -> Results:
 
 
 def _limits(facts: Facts) -> Results:
-    files = facts.machine.limit("RLIMIT_NOFILE", hard=True)  # a launch raises its soft limit to it
+    files = facts.machine.limit("RLIMIT_NOFILE", hard=True)  # a launch raises its soft limit to this
     remedy = f"many ranks and groups need more: ulimit -Hn {ENOUGH_FILES}, or nofile in limits.conf"
     text = "unlimited" if files < 0 else str(files)
     yield _unless(0 <= files < ENOUGH_FILES, text, remedy, subject="open files")
@@ -290,7 +290,7 @@ def _nodes(facts: Facts) -> Results:
 
 
 def _hosts(facts: Facts) -> Results:
-    """Every node's name, as the hostfile has it: each known, none twice, none a loopback address."""
+    """Checks the hostfile: every name resolves, none is listed twice, none is a loopback address."""
     if facts.files.hostfile is None:
         return
     try:
@@ -323,7 +323,7 @@ def _output(facts: Facts) -> Results:
             with locked(folder, wait_s=LOCK_S):
                 pass
         elif not os.access(folder, os.W_OK):
-            raise UserError(f"{folder}: nothing can be written there")
+            raise UserError(f"{folder}: is not writable")
         free = facts.machine.free_mib(folder)
     except (UserError, OSError) as error:
         yield _failed(str(error).split("\n")[0], "give another: galvatron train --output_dir")
@@ -345,7 +345,7 @@ def _profiles(facts: Facts) -> Results:
         remedy = "measure: galvatron profile all; or name their folder: --profiles"
         yield Finding("", f"none in {folder}", state, remedy)
         return
-    fine: dict[str, list[str]] = {}  # origin -> names
+    fine: dict[str, list[str]] = {}  # origin of the profiles -> file names
     for path in files[:MOST_PROFILES]:
         content = read_json(path, LARGEST_BYTES)
         meta = Meta.model_validate(content[META_KEY]) if isinstance(content, dict) and META_KEY in content else Meta()
@@ -408,4 +408,4 @@ CHECKS: dict[str, Callable[[Facts], Results]] = {
     "profiles": _profiles,
     "plan": _plan,
 }
-OF_GPUS = ("driver", "NCCL", "FlashAttention", "links", "cores")  # checks of a machine that has some
+OF_GPUS = ("driver", "NCCL", "FlashAttention", "links", "cores")  # checks that only a machine with GPUs needs

@@ -22,10 +22,10 @@ class PaddleFacts:
     """Facts of the installed Paddle."""
 
     version: str
-    cuda: str | None  # version that it is built for; None: built for CPUs
-    nccl: int  # 22203 is 2.22.3; 0: built without
-    gpus: int  # number that it can use
-    flash: tuple[int, ...] = ()  # versions of FlashAttention that it is built with
+    cuda: str | None  # CUDA version of the build; None: built for CPUs
+    nccl: int  # 22203 is 2.22.3; 0: built without NCCL
+    gpus: int  # number of GPUs that it can use
+    flash: tuple[int, ...] = ()  # FlashAttention versions of the build
 
 
 class Machine:
@@ -61,7 +61,7 @@ class Machine:
         return PaddleFacts(str(paddle.__version__), cuda, int(paddle.version.nccl() or 0) if cuda else 0, gpus, flash)
 
     def gpus(self) -> list[dict[str, str]] | None:
-        """The driver's own list, by field of nvidia-smi, which may say [N/A]; None: no driver answers."""
+        """The driver's list of GPUs, by nvidia-smi's fields, which may be [N/A]; None: no driver answers."""
         fields: Sequence[str] = ("name", "driver_version", "memory.total", "memory.used", "compute_cap")
         output = self.run("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
         if output is None:
@@ -78,11 +78,11 @@ class Machine:
             return None
 
     def free_mib(self, folder: Path) -> float:
-        """Room on the disk of a folder. Raises OSError."""
+        """Free space on the disk of a folder. Raises OSError."""
         return shutil.disk_usage(folder).free / MIB
 
     def limit(self, name: str, hard: bool = False) -> int:
-        """The soft limit of a resource, such as RLIMIT_NOFILE, or the hard one, up to which a process may raise it; -1:
+        """The soft limit of a resource such as RLIMIT_NOFILE, or the hard limit, to which a process may raise it; -1:
         none."""
         return resource.getrlimit(getattr(resource, name))[hard]
 
@@ -103,16 +103,16 @@ class Machine:
             return None
 
     def address_towards(self, address: str) -> str | None:
-        """This node's own address on the way to another; None: there is no way."""
+        """This node's address on the route to another; None: no route."""
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                probe.connect((address, 1))  # sends nothing: only chooses a route
+                probe.connect((address, 1))  # sends nothing, only chooses a route
                 return str(probe.getsockname()[0])
         except OSError:
             return None
 
     def listens(self, address: str, port: int) -> str | None:
-        """The error of listening there; None: it is possible."""
+        """The error when listening there; None: it works."""
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -122,7 +122,7 @@ class Machine:
         return None
 
     def filesystem_of(self, folder: Path) -> str:
-        """The kind of file system that holds a folder, such as ext4 or nfs4; unknown where the kernel does not say."""
+        """The file system of a folder, such as ext4 or nfs4; `unknown` where the kernel does not list it."""
         best, kind = "", "unknown"
         try:
             lines = Path("/proc/mounts").read_text(errors="replace").splitlines()

@@ -1,5 +1,5 @@
 """The parts of `galvatron gpu-check`, which tests in minutes whether a node trains correctly.
 
 `run` runs the parts within their time: `kernels`, `parity` (and schedules), `faults` (resume, memory, traced steps),
-`prediction`. Each gives `findings`; `kernels` and `faults`, run as programs, are a rank.
+`prediction`. Each part gives `findings`; `kernels` and `faults` run as a program are a rank.
 """

@@ -1,10 +1,10 @@
-"""Parts that disturb a training: resuming from a checkpoint, a rank out of memory, and traced steps; and that look for
-memory that a later step takes from a GPU, or gives back: either waits for the whole device. And how much products and
-messages slow one another down.
+"""Parts that disturb training: a resume from a checkpoint, a rank out of memory, traced steps. Also finds memory that a
+later step allocates from a GPU or frees, as either waits for the whole device, and measures how much matrix products
+and messages slow each other down.
 
-Run as a program it is one rank of a training that is interrupted (`resume`), traced (`trace`), runs out of memory
-(`starve`) or is looked at (`wait`), or of these measurements (`overlap`). Other waits for the device are shown by
-NVIDIA's profiler alone (docs/dev/gpus.md).
+Run as a program it is a rank of a training that is interrupted (`resume`), traced (`trace`), runs out of memory
+(`starve`) or has its memory read (`wait`), or a rank of the measurements (`overlap`). Only NVIDIA's profiler shows
+other waits for the device (docs/dev/gpus.md).
 """
 
 import itertools
@@ -54,14 +54,14 @@ STRAIGHT, HALVES = "straight", "halves"  # folders of the two runs
 STEPS, SEQ = 4, 16
 MODEL = ModelShape("small", "qwen2", 2, 64, 128, 8, 8, 64, SEQ)
 SHAPE = ModelShape("large", "llama", 2, 1024, 2048, 8, 8, 24_000, SEQ)  # 70 million weights: 1 GiB with their states
-LATER, PASSES = 3, 4  # the step of a pipeline that is traced, or without memory, and its micro-batches
-ROOM_MIB = 100  # left to the rank that runs out of memory: less than its gradients
-SETTLED, LOOKED_AT = 2, 4  # steps: after the second, no more memory should be taken
-GPU_TOLERANCE = 1e-3  # of a loss: some of Paddle's GPU kernels add in any order, and training amplifies it
+LATER, PASSES = 3, 4  # the pipeline step that is traced or runs out of memory; its micro-batches
+ROOM_MIB = 100  # free memory of the rank that runs out: less than its gradients
+SETTLED, LOOKED_AT = 2, 4  # steps: after the second, no step should allocate more memory
+GPU_TOLERANCE = 1e-3  # of a loss: some GPU kernels sum in random order, and training amplifies the difference
 
 
 def resume(setting: CheckSetting) -> Iterator[Finding]:
-    """Interrupted training, under zero3 and a split vocabulary, ends like training that ran straight through."""
+    """Interrupted training, under zero3 and a split vocabulary, ends with the same loss as uninterrupted training."""
     folder, precision = setting.folder, Precision.BF16 if setting.on_gpus else Precision.FP32
     wide = min(2, setting.ranks)
     plan = Plan(
@@ -96,13 +96,13 @@ def resume(setting: CheckSetting) -> Iterator[Finding]:
 
 
 def memory(setting: CheckSetting) -> Iterator[Finding]:
-    """A rank that runs out of memory in its first step is named, and ends the others."""
+    """A rank that runs out of memory in its first step is named in the error and ends the other ranks."""
     yield _starved(setting, "a rank without memory", 1)
 
 
 def later(setting: CheckSetting) -> Iterator[Finding]:
-    """Steps of a pipeline in which receives are posted ahead, as they are from the second on: one that is traced, and
-    one in which memory ends. A wait for the whole device there waits for a message, too."""
+    """Pipeline steps with receives posted ahead (from the second step on): a traced step, and a step that runs out of
+    memory. A wait for the whole device would also wait for a message."""
     if setting.ranks == 1:
         yield setting.skipped("a pipeline", "it needs 2 ranks or more")
         return
@@ -121,9 +121,9 @@ def later(setting: CheckSetting) -> Iterator[Finding]:
 
 
 def waits(setting: CheckSetting) -> Iterator[Finding]:
-    """Memory that Paddle's allocator has of the device, before and after some steps, and its peak in between."""
+    """Memory that Paddle's allocator reserves, before and after some steps, and its peak between them."""
     if not setting.on_gpus:
-        yield setting.skipped("memory that a later step takes", "on CPUs nothing waits for it")
+        yield setting.skipped("memory that a later step takes", "CPUs have no such wait")
         return
     names = [named.name for named in waiting_cases(setting.ranks)]
     _launch(setting, "wait", setting.folder)
@@ -149,7 +149,7 @@ def _launch(setting: CheckSetting, work: str, *words: object) -> None:
 
 
 class Training:
-    """Steps of two stages, where there are two ranks, on random tokens."""
+    """Train steps on random tokens, in two stages if there are two ranks."""
 
     def __init__(self, micro_batches: int):
         self.rank, ranks = start_world()
@@ -173,8 +173,8 @@ class Training:
 
 
 def train_until_full(rank: int, room_mib: int, step: int) -> None:
-    """Train until one rank runs out of memory in this step: it may take only `room_mib` more, in the first step once
-    its weights are there, in a later one all that it took before."""
+    """Train until one rank runs out of memory in this step. It may allocate only `room_mib` more: in the first step
+    beyond its weights, in a later step beyond all that it has used so far."""
     training = Training(1 if step == 1 else PASSES)
     for _ in range(step - 1):
         training.step()
@@ -189,7 +189,7 @@ def train_until_full(rank: int, room_mib: int, step: int) -> None:
 
 
 def _need_more(stage: Any, mib: int) -> None:
-    """Let the second pass forward need `mib` more, during the receive of the next one."""
+    """Make the second forward pass need `mib` more, during the receive for the next pass."""
     forward, passes = stage.forward, itertools.count(1)
 
     def larger(*arguments: Any) -> Any:
@@ -216,14 +216,14 @@ def _blocks(size_mib: int) -> Iterator[Any]:
     while True:
         try:
             yield paddle.empty([size_mib * MIB], "uint8")
-        except Exception as error:  # Paddle has several classes for it
+        except Exception as error:  # Paddle raises several classes for out of memory
             if is_out_of_memory(error):
                 return
             raise
 
 
 def train_with_a_break(settings_file: str) -> None:
-    """Train straight to the end, and half the way and on from the checkpoint, in folders of their own."""
+    """Train without interruption, and in two halves through a checkpoint, in separate folders."""
     settings = read_settings(settings_file)
     whole = settings.max_steps
     for name, steps in ((STRAIGHT, whole), (HALVES, whole // 2), (HALVES, whole)):
@@ -232,7 +232,7 @@ def train_with_a_break(settings_file: str) -> None:
 
 
 def train_traced(folder: str) -> None:
-    """Trace a later step of a pipeline, and write down its events."""
+    """Trace a later pipeline step and write its events."""
     training, events = Training(PASSES), list[dict[str, Any]]()
     for _ in range(LATER - 1):
         training.step()
@@ -242,7 +242,7 @@ def train_traced(folder: str) -> None:
 
 
 def train_looked_at(folder: str) -> None:
-    """Train each case, and write down the memory of the device after the second step, at its peak and at the end."""
+    """Train each case; write the device's memory after the second step, at its peak and at the end."""
     rounds = []
     rank, ranks = start_world()
     for named in waiting_cases(ranks):
@@ -261,7 +261,7 @@ def train_looked_at(folder: str) -> None:
 
 
 SIDE, GPU_SIDE = 256, 4096  # side length of the matrices
-PRODUCTS, LAPS = 50, 4  # the quickest round counts: disturbances only add time
+PRODUCTS, LAPS = 50, 4  # the fastest round counts, as disturbances only add time
 
 
 def overlap(setting: CheckSetting) -> Iterator[Finding]:
@@ -278,7 +278,7 @@ def overlap(setting: CheckSetting) -> Iterator[Finding]:
     figures = f"while both run, each takes {ranks[0]['overlap']:.2f} times as long (2: no overlap)"
     yield setting.found(f"products during all-reduces of {ranks[0]['message_mib']} MiB", None, figures)
     if None in (used := [rank["driver_mib"] for rank in ranks]):
-        yield setting.skipped("memory that is not Paddle's", "only nvidia-smi reports it, on GPUs")
+        yield setting.skipped("memory outside Paddle's allocator", "only nvidia-smi reports it, on GPUs")
         return
     yield setting.kept(max(used), reserve_of(Device.named(gpu_name()), setting.ranks).having(ranks[0]["communicators"]))
 
@@ -299,13 +299,13 @@ def measure_overlap(folder: str) -> None:
     device.synchronize()
     if (driver_mib := device.beside_mib()) is not None and idle_mib is not None:
         result |= {"driver_mib": driver_mib - idle_mib, "communicators": len(groups.members) + 1}
-    stopwatch.any_rank(False)  # nobody ends before all have looked
+    stopwatch.any_rank(False)  # barrier: all ranks have read the memory
     Path(folder, f"{rank}.json").write_text(json.dumps(result))
 
 
 def products_ms(rank: int, pair: tuple[int, int], groups: Groups) -> dict[str, float]:
-    """Measure on a rank that receives: ms of the products alone, and with a receive posted whose message is sent when
-    they are done."""
+    """Measure on the receiving rank: ms of matrix products alone, and with a posted receive whose message is sent after
+    them."""
     down, up = (groups.get(pair, use) for use in (DOWN, UP))
     numbers = message_mib() * MIB // 4
     message, word = paddle.zeros([numbers]), paddle.zeros([1])
@@ -319,7 +319,7 @@ def products_ms(rank: int, pair: tuple[int, int], groups: Groups) -> dict[str, f
 
     for _ in range(1 + LAPS):
         if rank == pair[0]:
-            receive_start(word, pair[1], up).wait()  # the message stands behind it in the queue
+            receive_start(word, pair[1], up).wait()  # the message is behind this in the queue
             send_start(message, pair[1], down).wait()
             device.synchronize()
             continue
@@ -333,7 +333,7 @@ def products_ms(rank: int, pair: tuple[int, int], groups: Groups) -> dict[str, f
 
 
 def _ms(work: Callable[[], Any]) -> float:
-    """Time of computation; messages may still be under way."""
+    """Time of computation; messages may still be in flight."""
     begin, since = device.Mark(timed=True), time.perf_counter()
     work()
     end = device.Mark(timed=True)

@@ -1,7 +1,7 @@
-"""The part that compares Paddle's GPU kernels with plain operations, in the sizes of real layers.
+"""The part that compares Paddle's GPU kernels with plain operations, at the sizes of real layers.
 
-Run as a program it is the one process that computes: arguments are a folder, and the number of the first kernel to try,
-whose difference is written as `<number>.json`.
+Run as a program it is the process that computes. Its arguments are a folder and the number of the first kernel; it
+writes each kernel's difference as `<number>.json`.
 """
 
 import json
@@ -31,9 +31,9 @@ from ...runtime.paddle_private import MultiTensorAdamW
 from ..findings import Finding
 from .setting import CheckSetting, in_turn
 
-TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4}  # of the largest number of a result: a few roundings of the type
-# Of one rounding, as a share of the number; and how many times its root of n is allowed for n additions one after the
-# other in this type: 1.9 times was the most in 50 emulated seeds, where every addition is rounded.
+TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4}  # share of the largest number of a result: a few roundings of the dtype
+# Relative error of a rounding, and the factor of sqrt(n) roundings that n successive additions in this dtype may have.
+# At most 1.9 in 50 emulated seeds that round every addition.
 ROUNDING, SPREAD = {"bfloat16": 2**-9, "float32": 2**-24}, 3
 SUMMED_AT_ONCE = 32  # tokens of the embedding's gradient, in fp32 (launch.gpus.ON_GPUS)
 RATE, BETAS, EPSILON, DECAY = 1e-2, (0.9, 0.95), 1e-8, 0.1
@@ -81,19 +81,19 @@ ON_CPU = Sizes(8, 2, 16, 64, 48, 80, 96, "float32")
 class KernelCase(NamedTuple):
     """A kernel and its plain counterpart, with inputs that get gradients."""
 
-    kernel: Callable[..., Any]  # gives a tensor or several
+    kernel: Callable[..., Any]  # returns one tensor or several
     plain: Callable[..., Any]  # the same in fp32
     inputs: list[Any]
-    additions: int = 1  # the most that the kernel rounds to the inputs' type, one after the other
+    additions: int = 1  # successive additions that the kernel rounds to the inputs' dtype, at most
 
     def tolerance(self, dtype: str) -> float:
-        """The largest share of a result's largest number by which it may be off."""
+        """Allowed error, as a share of the result's largest number."""
         return max(TOLERANCE[dtype], SPREAD * ROUNDING[dtype] * sqrt(self.additions))
 
 
 def attention(query: Any, key: Any, value: Any, rows: Any, ends: Any = None) -> Any:
-    """[1, q, heads, D], [1, S, kv heads, D] twice and the position of each query -> [1, q, heads, D]: each query sees
-    the keys up to its own position; where `ends` [S] says at which row each key's document ends, those of its own."""
+    """[1, q, heads, D], [1, S, kv heads, D] twice and the position of each query -> [1, q, heads, D]. Each query sees
+    the keys up to its position. With `ends` [S], the end row of each key's document, it sees only its own document."""
     groups = query.shape[2] // key.shape[2]
     key, value = (x.unsqueeze(3).expand([*x.shape[:3], groups, -1]).flatten(2, 3) for x in (key, value))
     query, key, value = (x.transpose([0, 2, 1, 3]) for x in (query, key, value))
@@ -134,14 +134,14 @@ def packed(sizes: Sizes) -> KernelCase:
 
 
 def latents(make: Callable[[Sizes], KernelCase], sizes: Sizes) -> KernelCase:
-    """The same case with heads as DeepSeek-V3's: keys half as wide again as values, each head with its own."""
+    """The same case with DeepSeek-V3's heads: keys 1.5 times as wide as values, one kv head per head."""
     case = make(replace(sizes, kv_heads=sizes.heads, head_dim=3 * sizes.head_dim // 2))
     query, key, value = case.inputs
     return case._replace(inputs=[query, key, value[..., : sizes.head_dim].contiguous()])
 
 
 def _attention_of(attend: Callable[..., Any], rows: Any, inputs: list[Any], ends: Any = None) -> KernelCase:
-    """The runtime's attention of these rows, and plain products."""
+    """The runtime's attention for these rows, and plain matrix products."""
     return KernelCase(
         lambda q, k, v: attend(q, None, k, v), lambda q, k, v: attention(q, k, v, rows, ends).flatten(2), inputs
     )
@@ -186,7 +186,7 @@ def linear(sizes: Sizes) -> KernelCase:
 
 
 def embedding(sizes: Sizes) -> KernelCase:
-    """One token is half of the text, so that its gradient is a long sum."""
+    """Half of the tokens are the same, so that its gradient is a long sum."""
     ids = paddle.randint(0, sizes.vocabulary, [sizes.tokens])
     ids[: sizes.tokens // 2] = 1
     one_hot = partial(functional.one_hot, num_classes=sizes.vocabulary)
@@ -239,7 +239,7 @@ def _stepped_plainly(weights: list[Any], gradients: list[list[Any]]) -> list[Any
 
 
 def adamw(sizes: Sizes) -> KernelCase:
-    """Moves of a matrix, a vector, and a matrix of odd sizes, as they start far from 0."""
+    """Updates of a matrix, a vector and a matrix of odd sizes, as differences because the weights are far from 0."""
     shapes = ([sizes.hidden, sizes.inner], [sizes.hidden], [sizes.hidden + 1, 7])
     weights = [paddle.randn(shape) for shape in shapes]
     gradients = [[paddle.randn(shape) for shape in shapes] for _ in range(2)]
@@ -251,7 +251,7 @@ def adamw(sizes: Sizes) -> KernelCase:
 
 
 def experts(sizes: Sizes) -> KernelCase:
-    """Rows of three experts, of which one has none: its gradient is zeros."""
+    """Rows of three experts; one expert has no rows, so its gradient is zeros."""
     first, width = sizes.tokens // 4, sizes.heads * sizes.head_dim
     counts = [first, 0, sizes.tokens - first]
 
@@ -263,7 +263,7 @@ def experts(sizes: Sizes) -> KernelCase:
 
 
 class Missing(Exception):
-    """Neither this GPU nor this Paddle has the kernel."""
+    """This GPU or this Paddle lacks the kernel."""
 
 
 def third(make: Callable[[Sizes], KernelCase], sizes: Sizes) -> KernelCase:
@@ -305,7 +305,8 @@ NAMES = tuple(CASES)
 
 
 def difference(case: KernelCase, dtype: str) -> tuple[float, str]:
-    """The largest distance of a result or gradient from the plain one, as a share of its largest number; and whose."""
+    """The largest difference between the kernel and the plain operation, as a share of the largest number; and the
+    tensor's name."""
     drawn = [x.astype(dtype) for x in case.inputs]
     random: list[Any] = []
     outcomes = []
@@ -338,9 +339,9 @@ def main() -> None:
             result: dict[str, str | float] = {"off": off, "worst": worst, "tolerance": case.tolerance(sizes.dtype)}
         except Missing as error:
             result = {"missing": str(error)}
-        except Exception as error:  # Paddle raises many classes
+        except Exception as error:  # Paddle raises several classes
             if device.on_gpu():
-                raise  # a fault of CUDA's stays: the next kernel gets a process of its own
+                raise  # a CUDA error persists, so the next kernel gets a new process
             result = {"missing": sentence(error)}
         written = folder / f"{number}.tmp"
         written.write_text(json.dumps(result))

@@ -26,8 +26,8 @@ DDP, ZERO2, ZERO3 = DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO3
 # Plans of the sixteen that fit one rank.
 ONE_RANK = ("data parallel", "degrees mixed, strided, recompute", "tied tables", "split vocabulary, AdamW")
 PACKED = ("context parallel", "tied tables")  # cases with several documents a row
-ONE_KV_HEAD = "tensor parallel"  # all ranks have copies of it
-MICRO_BATCHES = (1, 2, 3, 4, 8)  # of the schedules' cases: from three on, two stages of 1F1B once hung
+ONE_KV_HEAD = "tensor parallel"  # a case whose ranks replicate the kv head
+MICRO_BATCHES = (1, 2, 3, 4, 8)  # of the schedules' cases: two stages of 1F1B once hung with three and more
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Named:
 
 def parity(setting: CheckSetting) -> Iterator[Finding]:
     """Loss and every gradient of sixteen plans, fp32 (on GPUs without TF32) and bf16. A kernel that is off by default
-    is shown, and not checked."""
+    is reported but not judged."""
     for precision in (Precision.FP32, Precision.BF16):
         cases = parity_cases(setting.ranks, precision, setting.on_gpus)
         if setting.ranks == 1:
@@ -56,7 +56,7 @@ def parity(setting: CheckSetting) -> Iterator[Finding]:
         third = [Named(f"{named.name}, FlashAttention 3", named.case) for named in flash]
         yield from map(_shown, _tried(setting, third, {FLASH_VERSION: THIRD}))
     if not setting.on_gpus:
-        yield setting.skipped("flash attention, fused cross entropy", "Paddle has them on GPUs alone")
+        yield setting.skipped("flash attention, fused cross entropy", "Paddle has them only on GPUs")
 
 
 def _shown(finding: Finding) -> Finding:
@@ -64,7 +64,7 @@ def _shown(finding: Finding) -> Finding:
 
 
 def schedules(setting: CheckSetting) -> Iterator[Finding]:
-    """Two steps and an evaluation of pipelines; a wait for a wrong message would hang them."""
+    """Trains pipelines for two steps and evaluates; a wait for a wrong message would hang them."""
     if setting.ranks == 1:
         yield setting.skipped("pipelines", "they need 2 ranks or more")
         return
@@ -94,9 +94,9 @@ def _tried(setting: CheckSetting, cases: Sequence[Named], variables: Mapping[str
 
 
 def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]:
-    """Sixteen plans: every degree, way to split, ZeRO stage, schedule and part to recompute, ZeRO in a part of the
-    ranks, offloaded optimizer and activations, loss by pieces, packed rows, and latents and experts behind a dense
-    layer. `on_gpus`: some with the defaults of training there, flash attention and other kernels; others are plain."""
+    """Sixteen plans: every degree, way to split, ZeRO stage, schedule and recomputed module; ZeRO in a subset of the
+    ranks, offloaded optimizer and activations, chunked loss, packed rows, and MLA and experts after a dense layer.
+    `on_gpus`: some use training's defaults there (flash attention and other kernels), others plain operations."""
     n, half = ranks, max(1, ranks // 2)
     wide, inner = min(2, n), half if half > 1 else 1
     unsplit, strided = LayerStrategy(), LayerStrategy(wide, consecutive=not n > 2)
@@ -152,14 +152,14 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
 
 
 def fused_loss_case(ranks: int, precision: Precision) -> Named:
-    """A plan for GPUs with Paddle's kernel for the loss of a split vocabulary, which is off by default."""
+    """A plan for GPUs with Paddle's fused loss of a split vocabulary, which is off by default."""
     assumed = Assumptions(mixed_precision=precision, fused_cross_entropy=True)
     return Named(f"fused cross entropy, {precision}", _as_trained(ranks, assumed, on_gpus=True))
 
 
 def _as_trained(n: int, assumed: Assumptions, on_gpus: bool) -> Case:
-    """A case like most models: with AdamW, Megatron-SP, and a split vocabulary that nothing pads, so that one kernel
-    may compute its loss; from four ranks on in the last stage alone."""
+    """A typical case: AdamW, Megatron-SP, and a split vocabulary without padding, so that a fused kernel may compute
+    its loss. From four ranks on it is in the last stage only."""
     half = max(1, n // 2)
     degree, stages = (half, (1, 2)) if n > 2 else (n, (3,))
     low, unsplit = LayerStrategy(half), LayerStrategy()
@@ -174,8 +174,8 @@ def training_assumptions(on_gpus: bool, seq_length: int) -> Assumptions:
 
 
 def schedule_cases(ranks: int) -> Iterator[Named]:
-    """Pipelines in which ranks would wait for each other if anything waited for the wrong thing; two steps each, as on
-    GPUs the first is by itself."""
+    """Pipelines that would deadlock on a wait for a wrong message. Two steps each, as GPUs post no receives ahead in
+    the first."""
     unsplit = LayerStrategy()
     depths = [stages for stages in (2, 4, 8) if stages <= ranks and ranks % stages == 0]
     for schedule in Schedule:
@@ -201,8 +201,8 @@ def schedule_cases(ranks: int) -> Iterator[Named]:
 
 
 def experts_cases(ranks: int) -> Iterator[Named]:
-    """Experts in two stages under each schedule: their routing must not wait for the device, where a receive is posted
-    ahead of nearly every pass."""
+    """Experts in two stages under each schedule: routing must not synchronize with the device, as nearly every pass has
+    a receive posted ahead."""
     routed = LayerStrategy(ep=max(1, ranks // 2))
     few = _plan(ranks, (routed,) * 2, Assumptions(), (1, 1), 1)
     gpipe = _plan(ranks, (routed,) * 2, Assumptions(), (1, 1), 3, schedule=Schedule.GPIPE)

@@ -1,5 +1,5 @@
-"""The parts that compare measured steps: with predictions from a profile of this node, and with PaddleNLP's own Trainer
-on the same model, weights and batches, in alternating steps."""
+"""The parts that compare measured steps with predictions from a profile of this node, and with PaddleNLP's Trainer on
+the same model, weights and batches, in alternating steps."""
 
 import json
 import os
@@ -30,17 +30,17 @@ from ..validation.work import FILE, JOURNAL, MeasuredPlan, Visit, Work, key_of
 from .parity import training_assumptions
 from .setting import CheckSetting
 
-# Half a billion weights: 10 GiB with their states on one GPU. On CPU: as large as its tensors must be to fill memory.
+# Half a billion weights: 10 GiB with their states on one GPU. On CPU: large enough that tensors dominate memory.
 GPU_MODEL = ModelShape("check", "llama", 8, 2048, 5632, 16, 16, 32_000, 2048)
 CPU_MODEL = ModelShape("check", "llama", 4, 256, 704, 8, 8, 2000, 64)
-STEPS = 5  # measured ones
+STEPS = 5  # measured steps
 LEAST_MEMORY, MOST_MEMORY = 0.75, 1.05  # measured / predicted
 PROFILE_SHARE = 0.25  # share of the part's time for each profile
-CPU_PROFILE_S = 10.0  # limit for each profile
+CPU_PROFILE_S = 10.0  # time limit of each profile
 
 
 def prediction(setting: CheckSetting) -> Iterator[Finding]:
-    """Time, memory and bytes of a step, predicted from a profile of this node that is made now."""
+    """Time, memory and bytes of a step, predicted from a profile that this part makes of this node."""
     shape = GPU_MODEL if setting.on_gpus else CPU_MODEL
     plans = small_plans(shape, setting.ranks, setting.on_gpus)
     assumed = next(iter(plans.values())).assumed
@@ -111,7 +111,7 @@ def _compare(setting: CheckSetting, name: str, plan: Plan, costs: CostModel, vis
     outcome = outcome_of(plan, name, MeasuredPlan.of([visit]), costs, costs.given[0])
     figures = f"predicted {1000 * outcome.predicted_s:.1f} ms, measured {1000 * outcome.measured_s:.1f} ms"
     term = f"{outcome.at_fault} {outcome.off_ms()[outcome.at_fault]:+.1f} ms"
-    # No figure of a GPU says yet how near it should be.
+    # No GPU measurement says yet how close it should be.
     yield setting.found(f"{name}: step", None, f"{figures}; {term}")
     for number, stage in enumerate(costs.predict(plan).stages):
         ranks = slice(number * plan.stage_size, (number + 1) * plan.stage_size)
@@ -134,13 +134,13 @@ def _compare(setting: CheckSetting, name: str, plan: Plan, costs: CostModel, vis
     yield setting.found(f"{name}: bytes", counted == expected, figures or "none")
 
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"  # of a checkout, with replacements for PaddleNLP's GPU-only parts
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"  # folder of a checkout; replaces PaddleNLP's GPU-only parts
 WARM_UP = 2  # steps
-TOLERANCE = 0.03  # of a step's time: two medians of five steps differ by as much
+TOLERANCE = 0.03  # of a step's time: the difference between two medians of five steps
 
 
 def stock(setting: CheckSetting) -> Iterator[Finding]:
-    """Compare our step's time with PaddleNLP's, for plans that it can express."""
+    """Compare our step time with PaddleNLP's, for plans that PaddleNLP can express."""
     if not BENCHMARKS.exists():
         yield setting.skipped("PaddleNLP's Trainer", "it needs the folder benchmarks of a checkout of this project")
         return

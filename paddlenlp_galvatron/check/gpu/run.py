@@ -1,4 +1,4 @@
-"""Runs the parts within their time, and leaves a folder with all records of failures."""
+"""Runs the parts within their time and keeps a folder with all records of failures."""
 
 import json
 import os
@@ -24,18 +24,18 @@ from .setting import CheckSetting, Part
 
 LEAST_S = 5.0  # a part needs at least this time
 MACHINE, RESULT, BUNDLE = "machine.json", "result.json", "gpu-check.tar.gz"
-WRITER = {"written_by": "galvatron gpu-check"}  # in MACHINE: the folder is a check's, and may be emptied by the next
+WRITER = {"written_by": "galvatron gpu-check"}  # in MACHINE: the next check may empty this folder
 SHOWN_VARIABLES = ("CUDA_", "NCCL_", "FLAGS_", "NVIDIA_", "GLOO_", "OMP_", "LD_LIBRARY_PATH")
 PACKAGES = ("paddle", "paddlenlp", "nvidia", "numpy", "galvatron")
 COMMANDS = (["nvidia-smi"], ["nvidia-smi", "topo", "-m"], ["uname", "-a"])
 
 
 class Timed(NamedTuple):
-    """A part, and its share of the time that is left when it begins."""
+    """A part and its share of the time left when it begins."""
 
     run: Part
     share: float
-    every_world: bool = False  # also run with the fewest ranks
+    every_world: bool = False  # also run with two ranks
 
 
 PARTS = {
@@ -50,7 +50,7 @@ PARTS = {
     "prediction": Timed(prediction.prediction, 0.7),
     "stock": Timed(prediction.stock, 1.0),
 }
-assert tuple(PARTS) == NAMES  # named where Paddle is not imported yet
+assert tuple(PARTS) == NAMES  # NAMES is used before Paddle is imported
 
 
 def worlds(ranks: int) -> list[int]:
@@ -59,7 +59,7 @@ def worlds(ranks: int) -> list[int]:
 
 
 def check(parts: Sequence[str], most_ranks: int, device: Device, folder: Path, seconds: float) -> Iterator[Finding]:
-    """Run parts one after the other; `folder` is new. A part that fails keeps no other from running."""
+    """Run parts one after the other in a new `folder`. A failed part does not stop the others."""
     end = time.monotonic() + seconds
     write_text(folder / MACHINE, json.dumps(WRITER | _machine(), indent=2) + "\n")
     plain = [(suite, ranks) for suite in parts for ranks in worlds(most_ranks)]
@@ -89,7 +89,7 @@ def _found(setting: CheckSetting) -> Iterator[Finding]:
             since = time.monotonic()
     except GalvatronError as error:
         yield timed(setting.ended("all of it", str(error), time.monotonic() - since))
-    except Exception as error:  # of Paddle, of the driver: the others are still to be seen
+    except Exception as error:  # from Paddle or the driver; the other parts still run
         (setting.folder / "error.txt").write_text(traceback.format_exc())
         yield timed(setting.found("all of it", False, f"{type(error).__name__}: {error}"))
 
@@ -101,7 +101,7 @@ def write_result(folder: Path, device: Device, findings: Sequence[Finding]) -> O
 
 
 def bundle(folder: Path) -> Path:
-    """Pack the folder into one file within it, without the checkpoints in it; returns its path."""
+    """Pack the folder without its checkpoints into one file inside it; returns the file's path."""
     for checkpoints in folder.rglob("checkpoints"):
         shutil.rmtree(checkpoints)
     path = folder / BUNDLE
@@ -113,8 +113,7 @@ def bundle(folder: Path) -> Path:
 
 
 def renew(folder: Path) -> None:
-    """Remove the files of an earlier check. Raises UserError, before anything is removed: there are other things,
-    too."""
+    """Remove the files of an earlier check. Raises UserError, and removes nothing, if the folder has other files."""
     names = {path.name for path in folder.iterdir()} - {LOCK}
     if names - {MACHINE, RESULT, BUNDLE, *PARTS} or (names and not _is_marked(folder)):
         raise UserError(f"output: {folder} holds other things; name a new folder")
@@ -135,7 +134,7 @@ def _is_marked(folder: Path) -> bool:
 
 
 def _machine() -> dict[str, Any]:
-    """Versions, settings and the output of programs on the devices."""
+    """Versions, settings and the output of programs that describe the devices."""
     machine = Machine()
     versions = {
         name: each.version

@@ -1,4 +1,4 @@
-"""The weights that both sides of a case begin with."""
+"""The initial weights of both sides of a case."""
 
 from ...model.shape import CHOICE_BIAS
 from ...runtime.weights import WHOLE, Array, SeededWeights, Slice
@@ -7,7 +7,7 @@ LARGEST_BIAS = 0.3  # of a score: as large as the differences between scores
 
 
 class CaseWeights(SeededWeights):
-    """Random also in the bias of a router's choice, which is 0 in a new model."""
+    """Random weights, including the bias of a router's choice, which is 0 in a new model."""
 
     def __call__(self, name: str, shape: tuple[int, ...], rank_slice: Slice = WHOLE) -> Array:
         if name.endswith(CHOICE_BIAS):

@@ -1,4 +1,5 @@
-"""The oracle: the same training by PaddleNLP's whole model, optimizer and clipping, in one process without any plan."""
+"""The reference: the same training by PaddleNLP's whole model, optimizer and clipping, in one process without a
+plan."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -35,7 +36,7 @@ def train_one_process(
     adapters: Adapters | None = None,
     preference: Preference | None = None,
 ) -> Iterator[tuple[float, Gradients]]:
-    """Loss, with that of balance, and unclipped gradients of each global batch, updating the weights in between."""
+    """Loss (with the balance loss) and unclipped gradients of each global batch, updating the weights after each."""
     family = load_family(shape.family)
     model = family.whole_model(shape, family.config(shape, seq_length))
     weights = dict(model.named_parameters())
@@ -73,8 +74,8 @@ def train_one_process(
 
 
 class _Mtp:
-    """DeepSeek-V3's MTP, arXiv:2412.19437, section 2.2, on PaddleNLP's whole model: the last layer lets hidden states
-    pass; `loss` gives it those of the passes before it, behind the last norm, with embeddings of the tokens behind."""
+    """DeepSeek-V3's MTP (arXiv:2412.19437, section 2.2) on PaddleNLP's whole model. The main pass skips the last layer;
+    `loss` calls it with the normed hidden states of the previous pass and the embeddings of the shifted tokens."""
 
     def __init__(self, model: Any, shape: ModelShape):
         self._model, self._inner = model, getattr(model, shape.traits.prefix)
@@ -100,7 +101,7 @@ class _Mtp:
 
 
 def _gradient(name: str, weight: Any) -> NDArray[np.float32]:
-    """0 of the bias of a router's choice, which decides and is not computed with."""
+    """Zero for the bias of a router's choice, which only selects experts and has no gradient."""
     gradient: NDArray[np.float32] = (
         np.zeros(weight.shape, np.float32) if name.endswith(CHOICE_BIAS) else weight.grad.numpy()
     )
@@ -108,13 +109,14 @@ def _gradient(name: str, weight: Any) -> NDArray[np.float32]:
 
 
 def _loss(model: Any, batch: Samples) -> Any:
-    """Mean over the tokens that have a label, of each document alone; Paddle's own mean divides by all tokens."""
+    """Mean over the tokens with a label, documents apart; Paddle's mean divides by all tokens."""
     labelled = int((batch.labels != IGNORED_LABEL).sum())
     return sum(_summed(model, ids, labels) for ids, labels in _documents(batch)) / labelled
 
 
 def _pair_loss(model: Any, batch: Any, preference: Preference) -> Any:
-    """PaddleNLP's own criterion of all pairs, each answer alone; it takes means where losses are of these."""
+    """PaddleNLP's criterion over all pairs, each answer alone; it takes means for losses that are defined with
+    means."""
     settings = SimpleNamespace(**asdict(preference), loss_type=preference.loss, pref_loss_ratio=preference.ratio)
     config = SimpleNamespace(tensor_parallel_output=False, tensor_parallel_degree=1, dpo_config=settings)
     sums = paddle.stack(answer_sums(model, batch)).reshape([-1, 2])
@@ -139,13 +141,13 @@ def answers_of(shape: ModelShape, seq_length: int, source: WeightSource, batch: 
 
 
 def answer_sums(model: Any, batch: Samples) -> list[Any]:
-    """Log-probabilities of the answers, row by row, a chosen one before its rejected one."""
-    sums = [(labels, -_summed(model, ids, labels)) for ids, labels in _documents(batch)]  # padding has experts, too
+    """Log-probabilities of the answers, row by row, chosen before rejected."""
+    sums = [(labels, -_summed(model, ids, labels)) for ids, labels in _documents(batch)]  # padding uses experts as well
     return [total for labels, total in sums if (labels != IGNORED_LABEL).any()]
 
 
 def _documents(batch: Samples) -> Iterator[tuple[Any, Any]]:
-    """Inputs and labels, each [samples, tokens]: all rows at once where each is one document."""
+    """Inputs and labels, each [samples, tokens]; all rows at once if each is one document."""
     if batch.ends is None:
         yield batch.ids, batch.labels
         return
@@ -158,7 +160,7 @@ def _documents(batch: Samples) -> Iterator[tuple[Any, Any]]:
 
 
 def _share(batch: Samples) -> NDArray[np.float32]:
-    """[rows, documents]: one over the tokens of the row where the document is in it, else 0."""
+    """[rows, documents]: 1 / tokens of the row for documents in that row, else 0."""
     rows, tokens = batch.ids.shape
     documents = [1] * rows if batch.ends is None else [len(np.unique(ends)) for ends in batch.ends]
     return np.repeat(np.eye(rows, dtype=np.float32) / tokens, documents, axis=1)

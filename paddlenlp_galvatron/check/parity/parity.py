@@ -1,6 +1,6 @@
 """Proves a plan: trains a small random model under it on CPU processes and, by PaddleNLP's own model, in one process.
 
-The two share nothing but the weights at the start and the data: loss and every gradient must agree.
+They share only initial weights and data; loss and every gradient must agree.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ LEARNING_RATES = {"sgd": 0.05, "adamw": 1e-3}
 # How far gradients may be from one fp32 process, relative to the largest of their tensor.
 TOLERANCES = {Precision.FP32: 1e-4, Precision.BF16: 1e-1, Precision.FP16: 2e-2}
 LOSS_TOLERANCE = 1e-5  # fp32's tolerance
-# 16 bits round by so much. A token's loss is off by some roundings, the mean of n tokens by 1 / sqrt(n) of them; the
-# rounding of weights changes all tokens. In 50 seeds of each family and each plan of gpu-check, with 7 to 128 tokens,
+# Relative rounding errors of 16 bits. A token's loss is off by a few roundings, the mean of n tokens by 1 / sqrt(n) of
+# that; rounded weights change all tokens. In 50 seeds of each family and each plan of gpu-check, with 7 to 128 tokens,
 # losses in bf16 were within 40 % of `Parity.limits` (as with 4,096 tokens), and gradients within 9e-2.
 ROUNDING = {Precision.FP32: 0.0, Precision.BF16: 2**-9, Precision.FP16: 2**-12}
 TOKEN_ROUNDINGS, WEIGHT_ROUNDINGS = 16, 0.5
-MAX_GRAD_NORM = 0.5  # below the norms seen, so that clipping takes part
-FLOOR = 1e-8  # of the global norm, or one rounding: gradients below it are noise and need not agree
+MAX_GRAD_NORM = 0.5  # below the norms that occur, so that clipping is tested
+FLOOR = 1e-8  # of the global norm, or one rounding; smaller gradients are noise and need not agree
 HEAD_DIM = 8
-BALANCE = 0.1  # coefficient of the balance loss of models with experts: its gradients are not lost in the others
+BALANCE = 0.1  # coefficient of the balance loss, large enough for its gradients to show
 VOCABULARY = 251  # a prime, so that every vtp > 1 pads
 
 
@@ -57,9 +57,9 @@ class Case:
     optimizer: Literal["sgd", "adamw"] = "sgd"
     steps: int = 4
     seed: int = 0
-    lora_rank: int = 0  # LoRA: adapters alone are trained; 0: none
+    lora_rank: int = 0  # LoRA: only adapters are trained; 0: none
     packed: bool = False  # rows hold several documents, of which some tokens have no label
-    loss: str = ""  # of pairs of answers, by `model.preference`; "": that of tokens
+    loss: str = ""  # preference loss of `model.preference`; "": loss of tokens
 
     @property
     def seq_length(self) -> int:
@@ -71,7 +71,7 @@ class Case:
 
     @property
     def preference(self) -> Preference | None:
-        """The preference loss of this case; None: it has another loss."""
+        """The preference loss of this case; None: none."""
         if not self.loss:
             return None
         smoothing = 0.1 if self.loss == "sigmoid" else 0.0
@@ -90,13 +90,13 @@ class Case:
 
     @property
     def compared_steps(self) -> int:
-        """Steps whose gradients are compared: AdamW's later ones amplify rounding, so its first alone."""
+        """Steps whose gradients are compared: with AdamW only the first, as later ones amplify rounding."""
         return self.steps if self.optimizer == "sgd" else 1
 
 
 @dataclass(frozen=True)
 class Parity:
-    """How far a plan is from one process."""
+    """The differences between training under a plan and in one process."""
 
     max_loss_diff: float
     max_grad_rel_diff: float  # largest |g - g1| of a tensor over max(max |g1|, FLOOR x global norm)
@@ -106,11 +106,11 @@ class Parity:
     groups: list[int]  # communicators of each rank
     seconds: float
     precision: Precision = Precision.FP32
-    tokens: int = 1  # with a label, in the step with the fewest
+    tokens: int = 1  # with a label, in the step that has fewest
 
     @property
     def limits(self) -> tuple[float, float]:
-        """How far losses and gradients may be apart."""
+        """Largest allowed differences of losses and gradients."""
         loss = ROUNDING[self.precision] * (TOKEN_ROUNDINGS / sqrt(max(1, self.tokens)) + WEIGHT_ROUNDINGS)
         return loss or LOSS_TOLERANCE, TOLERANCES[self.precision]
 
@@ -177,10 +177,9 @@ def small_case(
 
 
 def _experts(plan: Plan, traits: Family) -> dict[str, Any]:
-    """The fewest experts, and columns of each, that all degrees of the plan split; and a balance loss.
+    """The smallest numbers of experts and of their columns that all degrees divide, and a balance loss.
 
-    In 16 bits every token has all experts: of two with nearly equal scores rounding would choose another one than in
-    one fp32 process, and both choices were right.
+    In 16 bits every token uses all experts, as rounding may change the choice between nearly equal scores.
     """
     assert traits.mixture
     groups: int = traits.example.get("expert_groups", 1)
@@ -199,7 +198,7 @@ def _experts(plan: Plan, traits: Family) -> dict[str, Any]:
 
 
 def batch_of(case: Case, step: int) -> Batch:
-    """The global batch of a step, the same everywhere."""
+    """The global batch of a step, identical on all ranks."""
     from ...runtime.batch import IGNORED_LABEL, Samples
 
     random = np.random.default_rng([case.seed, step])
@@ -222,7 +221,7 @@ def batch_of(case: Case, step: int) -> Batch:
 
 
 def _pairs(tokens: NDArray[np.int64], random: np.random.Generator, vocab_size: int) -> Batch:
-    """Rows of one or two pairs, with or without padding behind them; every third row has none."""
+    """Rows of one or two pairs, with or without padding at the end; every third row has no pair."""
     from ...runtime.batch import IGNORED_LABEL, Samples
 
     rows, length = len(tokens), tokens.shape[1] - 1
@@ -243,9 +242,9 @@ def _pairs(tokens: NDArray[np.int64], random: np.random.Generator, vocab_size: i
 
 
 def check_parity(cases: Sequence[Case], timeout_s: float = 300, device: Literal["cpu", "gpu"] = "cpu") -> list[Parity]:
-    """Run all cases, whose plans are for one world size, in a single launch and compare each with one process.
+    """Run all cases (plans of one world size) in a single launch and compare each with one process.
 
-    On GPUs fp32 is fp32, not TF32; the one process always computes on the CPU.
+    On GPUs, TF32 is off; the one process always computes on the CPU.
     """
     from ...launch.processes import devices_of, launch
 
@@ -260,8 +259,8 @@ def check_parity(cases: Sequence[Case], timeout_s: float = 300, device: Literal[
 
 
 def write_cases(folder: Path, cases: Sequence[Case]) -> None:
-    """Send the training cases to the ranks of a launch of WORKER, whose arguments are the folder and the number of the
-    first case to train, 0 where it is not given."""
+    """Write the cases for the ranks of a launch of WORKER. Its arguments are the folder and the number of the first
+    case to train (default 0)."""
     written = []
     for case in cases:
         run = {name: value for name, value in vars(case).items() if name not in ("plan", "shape")}
@@ -325,7 +324,7 @@ def compare_case(folder: Path, case: Case, index: int) -> Parity:
 
 
 def _data_only(case: Case) -> Case:
-    """The case without its strategy, so that cases that differ in nothing else share one reference run."""
+    """The case without its strategy: cases that differ only in it share one reference run."""
     layers = len(case.plan.layers)
     plan = Plan(
         world_size=1,
@@ -340,7 +339,7 @@ def _data_only(case: Case) -> Case:
 
 @lru_cache(maxsize=16)
 def _answers(case: Case) -> NDArray[np.float32]:
-    """Log-probabilities of the answers of the first step, by the base, row by row."""
+    """Log-probabilities of the first step's answers by the base model, row by row."""
     from ...runtime.device import on_cpu
     from .case_weights import CaseWeights
     from .one_process import answers_of

@@ -20,11 +20,12 @@ from ...runtime.units import Trainable
 from .case_weights import CaseWeights
 from .parity import Case, batch_of, read_cases
 
-LOSS_SCALE = 2.0**7  # no step of the small models overflows fp16: a step left out would not agree with one process
+LOSS_SCALE = 2.0**7  # low enough that no step overflows fp16: a skipped step would not agree with one process
 
 
 def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None) -> None:
-    """Train a case and leave `<index>.<rank>.json` and `.npz` in the folder. `groups`: of cases before, used again."""
+    """Train a case and write `<index>.<rank>.json` and `.npz` to the folder. `groups`: communicators of earlier cases,
+    reused."""
     start = time.monotonic()
     engine = Engine(
         ModelSetup.of(
@@ -60,8 +61,8 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None)
     np.savez(folder / f"{index}.{engine.rank}.npz", **arrays)
     report = {
         "losses": losses,
-        "answers": answers,  # the base's, of the first step
-        "evaluated": evaluated,  # the last of the losses again, by a forward pass alone
+        "answers": answers,  # the base model's, in the first step
+        "evaluated": evaluated,  # the last loss again, by a forward pass only
         "groups": sum(engine.rank in ranks for ranks, _ in wanted),
         "seconds": time.monotonic() - start,
         "pieces": {key: _describe(trainable) for key, trainable in enumerate(engine.trainables)},
@@ -70,7 +71,7 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None)
 
 
 def _whole(engine: Engine, loss: float) -> float:
-    """A loss that was just computed, with those of balance and MTP."""
+    """The last loss, with the balance and MTP losses."""
     loss += MTP_WEIGHT * engine.metrics.get(MTP_LOSS, 0.0)
     return loss + engine.shape.router_aux_loss_coef * engine.metrics.get("aux_loss", 0.0)
 
@@ -91,7 +92,7 @@ def _describe(trainable: Trainable) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # before CUDA starts: products of fp32 are of fp32
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # before CUDA starts: no TF32 in fp32 products
     folder, first = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     rank, _ = start_world()
     groups = Groups(rank)

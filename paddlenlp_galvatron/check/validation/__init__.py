@@ -1,1 +1,1 @@
-"""Compares predictions with real steps: draws plans, runs them, measures."""
+"""Compares predictions with real steps: draws plans, runs and measures them."""

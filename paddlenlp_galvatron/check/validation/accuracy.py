@@ -24,7 +24,7 @@ TERMS = {key: name for key, name in TIME.items() if key not in ("vocabulary", "e
 }
 BUSY = tuple(name for name in TERMS if name not in ("waiting", "idle"))
 COLLECTIVE = "collective"
-# Categories of spans with a term of their own; spans inside them, collectives too, count as theirs.
+# Categories of spans with their own term; spans inside them, also collectives, count toward it.
 WHOLE = {
     "recompute": "recompute",
     "layout": "layouts",
@@ -36,10 +36,11 @@ OPEN = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", 
 
 
 def measured_ms(spans: Iterable[Mapping[str, Any]], step_ms: float) -> dict[str, float]:
-    """Terms of one step of one rank in ms; they add up to `step_ms`. `spans`: as `runtime.trace` notes them.
+    """Terms in ms of a step on one rank; they add up to `step_ms`. `spans`: as `runtime.trace` records them.
 
-    Each moment counts for the innermost span that has a term. A collective is tensor parallelism's inside a pass or a
-    recompute, a gather of zero2's weights inside the optimizer; where all meet, for loss and norm, a rank is idle.
+    Each moment counts toward the innermost span that has a term. A collective inside a pass or recompute belongs to
+    tensor parallelism, inside the optimizer to zero2's weight all-gather; where all ranks meet for loss and norm, it is
+    idle time.
     """
     terms = dict.fromkeys(TERMS, 0.0)
     open_spans: list[tuple[float, str]] = []  # end in us, term; from the outermost to the innermost
@@ -68,7 +69,7 @@ def _term(span: Mapping[str, Any], outer: str) -> str:
 
 
 def predicted_ms(plan: Plan, cost: CostModel, stage: int, step_ms: float) -> dict[str, float]:
-    """The same terms of one stage, predicted; `waiting` includes being idle."""
+    """The predicted terms of one stage; `waiting` includes idle time."""
     parts = [part_ms(module.terms, plan.micro_batches) for module in cost.stage_parts(plan, stage)]
     terms = {name: sum(module.get(name, 0.0) for module in parts) for name in BUSY}
     terms["tensor"] += sum(module["experts"] for module in parts)  # inside passes, so measured as one
@@ -77,7 +78,7 @@ def predicted_ms(plan: Plan, cost: CostModel, stage: int, step_ms: float) -> dic
 
 
 def busy_ms(terms: Mapping[str, float]) -> float:
-    """Time without waiting and being idle."""
+    """Time without waiting and idle time."""
     return sum(terms[name] for name in BUSY)
 
 
@@ -86,10 +87,10 @@ class StageOutcome:
     """One stage, predicted and measured."""
 
     predicted_ms: Mapping[str, float]  # keyed by TERMS
-    measured_ms: Mapping[str, float]  # mean over its ranks, in the step that counts
+    measured_ms: Mapping[str, float]  # mean over its ranks, in the reported step
     predicted_mib: float  # tensors
-    bound_mib: float  # all that a device may hold
-    peak_mib: float  # peak of the rank with the most
+    bound_mib: float  # upper bound of the device's memory
+    peak_mib: float  # highest peak of its ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +98,13 @@ class PlanOutcome:
     """One plan, predicted and measured."""
 
     plan: Plan
-    kind: str  # uniform, alone, …: how it was chosen
+    kind: str  # how it was chosen: uniform, mixed, …
     predicted_s: float
     measured_s: float
     stages: tuple[StageOutcome, ...]
     predicted_bytes: int  # bytes of a step, summed over ranks
     measured_bytes: int
-    quickest_s: tuple[float, ...] = ()  # measured, of each visit
+    quickest_s: tuple[float, ...] = ()  # fastest step of each visit, measured
 
     @property
     def key(self) -> str:
@@ -125,7 +126,7 @@ class PlanOutcome:
         return max(stage.peak_mib - stage.bound_mib for stage in self.stages)
 
     def off_ms(self) -> dict[str, float]:
-        """Measured minus predicted by term, for the busiest stage; all waits are one term."""
+        """Measured minus predicted time by term, for the busiest stage; all waits are one term."""
         stage = max(self.stages, key=lambda stage: busy_ms(stage.measured_ms))
         off = {name: stage.measured_ms[name] - stage.predicted_ms[name] for name in TERMS}
         off["waiting"] += off.pop("idle")
@@ -133,7 +134,7 @@ class PlanOutcome:
 
     @property
     def at_fault(self) -> str:
-        """The term that is furthest off."""
+        """The term with the largest error."""
         off = self.off_ms()
         return max(off, key=lambda name: abs(off[name]))
 
@@ -167,8 +168,8 @@ def outcome_of(plan: Plan, kind: str, run: MeasuredPlan, cost: CostModel, shape:
 
 
 def kendall(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Kendall's tau-b of two orders; None if all values of one are equal."""
-    from scipy.stats import kendalltau  # here, as ranks read this file, too
+    """Kendall's tau-b of two orders; None if all values of either are equal."""
+    from scipy.stats import kendalltau  # imported here, as ranks also import this file
 
     tau = float(kendalltau(*zip(*pairs, strict=True)).statistic)
     return None if isnan(tau) else tau
@@ -176,7 +177,7 @@ def kendall(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Errors as shares: mean and median of their sizes, and the lowest and the highest with their signs."""
+    """Relative errors: mean and median of absolute values, signed minimum and maximum."""
 
     mean: float
     median: float
@@ -196,7 +197,7 @@ class Accuracy:
 
     outcomes: Sequence[PlanOutcome]
     failed: Mapping[str, str] = field(default_factory=dict)  # key -> why it did not run
-    left_out: int = 0  # plans for which there was no time
+    left_out: int = 0  # plans that did not run for lack of time
 
     @property
     def time(self) -> Spread:
@@ -204,8 +205,8 @@ class Accuracy:
 
     @property
     def apart(self) -> Spread | None:
-        """How much slower the slowest visit of a plan is than its quickest: no prediction can be more exact. None where
-        there was one visit of each."""
+        """How much slower a plan's slowest visit is than its fastest: no prediction can be more exact. None: one visit
+        per plan."""
         repeated = [outcome.quickest_s for outcome in self.outcomes if len(outcome.quickest_s) > 1]
         return Spread.of(max(steps) / min(steps) - 1 for steps in repeated) if repeated else None
 
@@ -219,7 +220,7 @@ class Accuracy:
 
     @property
     def regret(self) -> float:
-        """How much slower, a sample, the plan that the model prefers among all is than the best that was measured."""
+        """How much slower per sample the plan with the best prediction is than the fastest measured plan."""
         preferred = min(self.outcomes, key=lambda outcome: outcome.predicted_s / outcome.plan.global_batch)
         best = min(outcome.measured_s / outcome.plan.global_batch for outcome in self.outcomes)
         return preferred.measured_s / preferred.plan.global_batch / best - 1
@@ -244,19 +245,19 @@ class Accuracy:
 
 
 def shortcomings(accuracy: Accuracy, demanded: ValidateOptions) -> list[str]:
-    """Figures that are worse than demanded, in words."""
+    """Messages for figures that miss their limits."""
     faults = []
     if (most := demanded.most_mean_error) is not None and accuracy.time.mean > most:
         faults.append(
-            f"most_mean_error: step times are off by {accuracy.time.mean:.1%} on average, {most:.1%} is let pass"
+            f"most_mean_error: step times are off by {accuracy.time.mean:.1%} on average, at most {most:.1%} is allowed"
         )
     if (least := demanded.least_tau) is not None and (accuracy.tau is None or accuracy.tau < least):
         faults.append(
-            f"least_tau: tau is {accuracy.tau if accuracy.tau is None else round(accuracy.tau, 2)}, {least} is demanded"
+            f"least_tau: tau is {accuracy.tau if accuracy.tau is None else round(accuracy.tau, 2)}, {least} is required"
         )
     if (most := demanded.most_memory_error) is not None and -accuracy.memory.lowest > most:
         faults.append(
-            f"most_memory_error: a peak is {-accuracy.memory.lowest:.1%} above the prediction, {most:.1%} is let pass"
+            f"most_memory_error: a peak is {-accuracy.memory.lowest:.1%} above the prediction, {most:.1%} is allowed"
         )
     if accuracy.failed and (demanded.most_mean_error, demanded.least_tau, demanded.most_memory_error) != (None,) * 3:
         faults.append(f"plans: {len(accuracy.failed)} did not run")
@@ -282,13 +283,13 @@ def _strategy(strategy: LayerStrategy | VocabStrategy) -> str:
     split = "".join(f"{axis}{degree}" for axis, degree in layer.axes if degree > 1) or "dp"
     strided = "" if layer.consecutive or layer.ranks == 1 else "s"
     again = f"r({layer.recompute.words})".replace("(full)", "") if layer.recompute else ""  # such as `r(norms+mlp)`
-    away = f"h{layer.offload}" if layer.offload else ""  # percent in the host's memory
+    away = f"h{layer.offload}" if layer.offload else ""  # percent in host memory
     words = [split + strided, DATA_PARALLEL[layer.dp_type], again, away]
     return " ".join(word for word in words if word)
 
 
 def accuracy_tables(accuracy: Accuracy) -> Iterator[str | Table]:
-    """Tables to print one below the other."""
+    """Tables, to print in this order."""
     for shown in _plans(accuracy):
         yield shown
         yield ""
@@ -321,7 +322,7 @@ def _spread(spread: Spread) -> str:
 
 
 def _plans(accuracy: Accuracy) -> Iterator[Table]:
-    """Time, then memory and terms: side by side they are wider than 80 characters."""
+    """Tables of time, memory and terms; a single table would exceed 80 characters."""
     times = table("plan", "why", "predicted s", "measured s", "error", "layout", left=("why", "layout"))
     rest = table("plan", "MiB", "measured", "error", "busy ms", "at fault", left=("at fault",))
     for outcome in sorted(accuracy.outcomes, key=lambda outcome: outcome.measured_s):
@@ -358,7 +359,7 @@ def _terms(accuracy: Accuracy) -> Table:
 
 
 def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
-    """All of it: `summary`, then `plans` and `failed` one by one. Errors are predicted / measured - 1."""
+    """The whole accuracy as JSON: `summary`, then each of `plans` and `failed`. Errors are predicted / measured - 1."""
     return {
         "summary": {
             "plans": len(accuracy.outcomes),

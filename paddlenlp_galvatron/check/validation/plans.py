@@ -1,4 +1,4 @@
-"""Random plans across the space of plans."""
+"""Random plans from the whole search space."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,8 +12,8 @@ from ...plan.check import require_valid
 from ...plan.mesh import divisors, every_degrees
 from ...plan.uniform import even_stages
 
-MOST_MISSES = 1000  # in a row, before the space counts as used up
-AGAIN = 0.3  # share of layers of which something is recomputed
+MOST_MISSES = 1000  # successive misses before the space counts as exhausted
+AGAIN = 0.3  # share of layers with recompute
 
 
 def sample_plans(
@@ -25,9 +25,9 @@ def sample_plans(
     seed: int,
     priced: Callable[[Plan], bool],
 ) -> Iterator[tuple[str, Plan]]:
-    """(kind, plan), `count` different ones, or all that were found; the same for the same arguments.
+    """`count` different pairs (kind, plan), or fewer if no more were found; deterministic.
 
-    One strategy for all layers; everything mixed. `priced`: whether the cost model can price a plan.
+    Kinds: one strategy for all layers, or everything mixed. `priced`: whether the cost model can price a plan.
     """
     random = Random(f"{seed}/{shape.fingerprint}/{world_size}/{global_batch}")
     base = Plan(
@@ -54,7 +54,7 @@ def sample_plans(
 def _runs(plan: Plan, shape: ModelShape) -> bool:
     try:
         require_valid(plan, shape)
-    except UserError:  # degrees that do not go together, or that do not split the model
+    except UserError:  # incompatible degrees, or degrees that do not divide the model
         return False
     return True
 
@@ -65,16 +65,16 @@ def _uniform(random: Random, base: Plan) -> Plan:
 
 
 def mixed(random: Random, base: Plan) -> Plan:
-    """A plan of as many ranks, layers and samples as `base`, of which every dimension is random."""
+    """A plan with the ranks, layers and samples of `base` and every other dimension random."""
     plan = _framed(random, base, even=False)
     return replace(plan, layers=tuple(_layer(random, plan) for _ in plan.layers))
 
 
-_DRAWN: dict[str, Callable[[Random, Plan], Plan]] = {"uniform": _uniform, "mixed": mixed}  # kinds of plans, in turn
+_DRAWN: dict[str, Callable[[Random, Plan], Plan]] = {"uniform": _uniform, "mixed": mixed}  # kinds, drawn in turn
 
 
 def _framed(random: Random, base: Plan, even: bool) -> Plan:
-    """All but the layers: stages, schedule, micro-batches, vocabulary."""
+    """Random stages, schedule, micro-batches and vocabulary; the layers are unchanged."""
     count = len(base.layers)
     stages = random.choice([pp for pp in divisors(base.world_size) if pp <= count])
     plan = _pipelined(random, base, stages, even)

@@ -17,9 +17,9 @@ from .accuracy import Accuracy, PlanOutcome, outcome_of
 from .plans import sample_plans
 from .work import FILE, JOURNAL, MeasuredPlan, ValidateOptions, Visit, Work, key_of, visit_of
 
-METHOD = 6  # how a step is measured: raised when that changes
+METHOD = 6  # version of the measurement; raised when it changes
 WORKER = f"{__package__}.worker"
-SPARE_S = 600  # beyond the minutes: the start, and the plan that is under way
+SPARE_S = 600  # beyond `minutes`, for the start and the running plan
 MOST_FAILURES = 10  # failed plans that end the validation
 LEAST_S = 1.0
 
@@ -32,7 +32,7 @@ class Validation:
         self.options = options
         self.shape = load_model(options.model_size)
         self.cost = _cost(options, self.shape, note)
-        self.kinds: dict[Plan, str] = {}  # every plan once, by why it was taken first
+        self.kinds: dict[Plan, str] = {}  # each plan once -> kind for which it was first chosen
         for path in options.plans:
             self.kinds.setdefault(self._read(path), "yours")
         for kind, plan in self._drawn():
@@ -60,7 +60,7 @@ class Validation:
 
     @property
     def identity(self) -> dict[str, object]:
-        """Identity of the journal: all that changes a measured number."""
+        """The journal's key: everything that changes a measurement."""
         options = self.options
         meta = meta_of_rank(options.world_size, model=self.shape.fingerprint, dtype=options.mixed_precision.value)
         how: dict[str, object] = {"validation": METHOD, "steps": options.steps, "seed": options.seed}
@@ -68,8 +68,8 @@ class Validation:
         return how | adapters | meta.fingerprint.model_dump()
 
     def run(self) -> None:
-        """Run all plans that have not been run, within the minutes. A plan that fails on one node is noted; the others
-        continue. Raises LaunchError where no plan was begun, on several nodes, or where plan after plan fails."""
+        """Run all plans that have not run yet, within `minutes`. On one node a failed plan is recorded and the others
+        continue. Raises LaunchError if no plan has begun, on several nodes, or if MOST_FAILURES plans fail."""
         options, plans = self.options, [*self.kinds]
         if options.fresh:
             self._journal(fresh=True)
@@ -92,7 +92,7 @@ class Validation:
                     self._journal().get(visit_of(plans[index], number), Visit(failed=str(error)).model_dump)
 
     def _launch(self, seconds: float) -> Iterator[int]:
-        """Run the plans; gives the number of visits that are done whenever another one begins. Raises LaunchError."""
+        """Run the plans; yields the number of finished visits whenever another begins. Raises LaunchError."""
         options = self.options
         work = Work(
             output=options.output.absolute(),
@@ -166,7 +166,7 @@ def visits_in(journal: Journal) -> dict[str, list[Visit]]:
 def _cost(options: ValidateOptions, shape: ModelShape, note: Callable[[str], None]) -> CostModel:
     length = options.seq_length or shape.max_position_embeddings
     assumed = Assumptions(options.sequence_parallel, options.mixed_precision, not options.no_async_grad_reduce, length)
-    # This runtime gathers into memory that the profile measured.
+    # Our runtime's gather buffers are in the profile.
     return load(
         shape,
         options.num_nodes,

@@ -1,4 +1,4 @@
-"""Every option of a validation, under one canonical name; work and results of its ranks."""
+"""Options of a validation; work and results of its ranks."""
 
 import hashlib
 import json
@@ -52,7 +52,7 @@ class ValidateOptions(Options):
     @model_validator(mode="before")
     @classmethod
     def _nodes_of_variables(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Takes the nodes from variables, as far as options do not name them."""
+        """Reads the nodes from environment variables where options do not give them."""
         return environment_nodes(options={name: values.get(name) for name in FIELDS}) | values
 
     @model_validator(mode="after")
@@ -82,8 +82,8 @@ class ValidateOptions(Options):
 
 
 FILE, JOURNAL = "work.json", "validate"
-# Quantile of a plan's step times that counts: the third of 15. Other work of a host makes steps longer, never shorter:
-# on two shared processors the median of a plan's steps moved by 6.9 % about its prediction, this one by 5 %.
+# Quantile of a plan's step times to report: the third of 15. Other work on a host only makes steps longer. On two
+# shared processors the median of a plan's steps varied by 6.9 % about its prediction, this quantile by 5 %.
 QUICK = 0.14
 
 
@@ -101,13 +101,13 @@ class Work(BaseModel):
     output: Path  # folder of the journal
     shape: ModelShape
     plans: tuple[dict[str, Any], ...]
-    identity: dict[str, Any] = {}  # the journal's key: all that changes a measurement
+    identity: dict[str, Any] = {}  # the journal's key: everything that changes a measurement
     visits: int = 1
     steps: int  # steps of one visit
     seed: int = 0
     seconds: float  # no further plan begins after this time
     ranks_per_node: int
-    adapter_rank: int | None = None  # LoRA: adapters alone are trained
+    adapter_rank: int | None = None  # LoRA: only adapters are trained
 
 
 def visit_of(plan: Plan, number: int) -> str:
@@ -116,35 +116,35 @@ def visit_of(plan: Plan, number: int) -> str:
 
 
 class Step(BaseModel):
-    """One timed step, and the traced one behind it."""
+    """One timed step and the traced step after it."""
 
     seconds: float  # time of the slowest rank
     terms_ms: tuple[dict[str, float], ...]  # traced times of each rank
 
 
 class Visit(BaseModel):
-    """A plan's steps that were run in a row."""
+    """Consecutive steps of a plan."""
 
     steps: tuple[Step, ...] = ()
-    peaks_mib: tuple[float, ...] = ()  # of each rank: most that tensors held, beyond those that the process held before
+    peaks_mib: tuple[float, ...] = ()  # peak of tensors of each rank, without those from before the visit
     reserved_mib: tuple[float, ...] = ()  # allocator's peak of each rank
-    beside_mib: tuple[float, ...] = ()  # of each rank: taken on its GPU outside the allocator; empty: not known
-    communicators: int = 0  # of the rank that has most, the world's among them
-    bytes: dict[str, int] = {}  # given to collectives in a step, over all ranks
+    beside_mib: tuple[float, ...] = ()  # of each rank: GPU memory outside the allocator; empty: not known
+    communicators: int = 0  # on the rank with most, and including the world's
+    bytes: dict[str, int] = {}  # sent by collectives in a step, over all ranks
     failed: str = ""  # why it did not run
 
 
 class MeasuredPlan(BaseModel):
     """Measurements of a plan over all visits."""
 
-    step: Step  # the one that counts
+    step: Step  # the reported step
     peaks_mib: tuple[float, ...]
     bytes: dict[str, int]
     quickest_s: tuple[float, ...]  # step of each visit
 
     @classmethod
     def of(cls, visits: Sequence[Visit]) -> Self:
-        """The run of visits none of which failed."""
+        """The measurements of visits that all succeeded."""
         steps = sorted((step for visit in visits for step in visit.steps), key=lambda step: step.seconds)
         step = steps[round(QUICK * (len(steps) - 1))]
         peaks = tuple(map(max, zip(*(visit.peaks_mib for visit in visits), strict=True)))

@@ -29,17 +29,17 @@ from .accuracy import TERMS, measured_ms
 from .work import JOURNAL, Step, Visit, Work, key_of, visit_of
 
 LEAST_STEPS = 3
-VISIT_S = 1.5  # length of a visit with its timed and traced steps, between LEAST_STEPS and the wanted number of each
+VISIT_S = 1.5  # target length of a visit; timed and traced steps, LEAST_STEPS to `steps` of each, fill it
 
 
 def main() -> None:
-    """Run every plan that the journal does not know."""
+    """Run every plan that is not in the journal."""
     work, idle_mib = Work.model_validate_json(Path(sys.argv[1]).read_text()), device.beside_mib()
     rank, world_size = start_world()
     journal = Journal.open(work.output, JOURNAL, work.identity, rank, world_size, fresh=False)
     stopwatch = Stopwatch(world_size, work.ranks_per_node, budget_ms=0, time_budget_s=work.seconds)
     groups, plans = Groups(rank), [plan_from_dict(fields) for fields in work.plans]
-    gc.freeze()  # a collection after a plan takes 0.2 s where it looks through all imports, too
+    gc.freeze()  # otherwise a collection after a plan also scans all imports, which takes 0.2 s
     for done, (number, plan) in enumerate(product(range(work.visits), plans)):
         if stopwatch.is_late():
             break
@@ -49,7 +49,8 @@ def main() -> None:
 
 
 def _visit(work: Work, plan: Plan, groups: Groups, idle_mib: float | None) -> dict[str, Any]:
-    """Steps as training's, their data with them. A Visit, for the journal. `idle_mib`: memory of others on this GPU."""
+    """Run steps as training does, including their data. Returns a Visit for the journal. `idle_mib`: memory of others
+    on this GPU."""
     gc.collect()
     device.release()
     allocated_mib = device.allocated_mib()

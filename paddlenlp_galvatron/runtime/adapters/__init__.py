@@ -10,7 +10,7 @@ from ...model.families import family_of
 if TYPE_CHECKING:  # PaddleNLP's layers take seconds to import
     from .decoder import Adapter
 
-# The class of each family's dense parts; experts are added to them where the family has some.
+# The class of each family's dense parts; experts are added for MoE families.
 ADAPTERS = {
     "llama": "llama.Llama",
     "qwen2": "qwen2.Qwen2",

@@ -16,12 +16,12 @@ def _rms_norm(x: Any, weight: Any, epsilon: float, use_fast_ln: bool = False) ->
     return rms_norm(x, weight, epsilon)
 
 
-# PaddleNLP's norms look for a package of PaddleNLP's that is compiled by hand; Paddle brings the same kernel.
+# PaddleNLP's norms look for a package that users compile; Paddle includes the same kernel.
 fusion_ops.rms_norm_fused = _rms_norm
 
 
 class Adapter:
-    """How PaddleNLP runs a family whose decoder layer has Llama's parts. Sub-classes name PaddleNLP's classes."""
+    """Runs a family whose decoder layer has Llama's parts by PaddleNLP. Sub-classes name PaddleNLP's classes."""
 
     config_class: type[Any]
     layer_class: Callable[..., Any]
@@ -49,20 +49,20 @@ class Adapter:
         return layer
 
     def final_norm(self, config: Any) -> Any:
-        """The norm in front of the LM head."""
+        """The norm before the LM head."""
         return self.norm_class(config)
 
     def whole_model(self, shape: ModelShape, config: Any) -> Any:
-        """PaddleNLP's own causal language model: the oracle of the parity check."""
+        """PaddleNLP's causal language model: the reference of the parity check."""
         model = self.model_class(config)
-        for _ in range(shape.mtp_layers):  # the caller gives them another forward
+        for _ in range(shape.mtp_layers):  # the caller replaces their forward
             getattr(model, shape.traits.prefix).layers.append(self.layer_class(config))
         for index, layer in enumerate(getattr(model, shape.traits.prefix).layers):
             self._fit(layer, shape.of(index), config)
         return model
 
     def _fit(self, layer: Any, shape: ModelShape, config: Any) -> None:
-        """Give a layer the projections and rotary positions of the shape, where PaddleNLP's are not those."""
+        """Give a layer the projections and rotary positions of the shape where PaddleNLP's differ."""
         if shape.mtp_layers:
             layer.shared_head = nn.Layer()
             layer.enorm, layer.hnorm, layer.shared_head.norm = (self.final_norm(config) for _ in range(3))

@@ -13,7 +13,7 @@ from ...model import ModelShape
 from ..kernels import PLAIN, Kernels
 from .decoder import Adapter
 
-LATENT_EPSILON = 1e-6  # of the norms of latents in transformers, which rms_norm_eps does not change
+LATENT_EPSILON = 1e-6  # of MLA's latent norms in transformers, independent of rms_norm_eps
 
 
 class Deepseek(Adapter):
@@ -56,8 +56,8 @@ class Deepseek(Adapter):
 
 
 class Positions(nn.Layer):  # type: ignore[misc]
-    """PaddleNLP's table of rotary positions as its other families have it, [1, S, 1, D]; `flat`: as its DeepSeek reads
-    it, [S, D]."""
+    """PaddleNLP's table of rotary positions in the form of its other families, [1, S, 1, D]; `flat`: of its DeepSeek,
+    [S, D]."""
 
     def __init__(self, table: Any, flat: bool):
         super().__init__()

@@ -25,8 +25,8 @@ class Llama(Adapter):
 
 
 class Ernie(Llama):
-    """Rotary positions turn neighbouring numbers of a head here, and numbers half a head apart in Llama. Both give the
-    same scores of attention once the numbers of each head of q and k are sorted in one way."""
+    """Here rotary positions rotate neighbouring elements of a head, in Llama elements half a head apart. Both give the
+    same attention scores once the elements of each head of q and k are sorted in one way."""
 
     def whole_model(self, shape: ModelShape, config: Any) -> Any:
         model = super().whole_model(shape, config)
@@ -42,5 +42,5 @@ class Ernie(Llama):
 
 
 def _by_halves(width: int, _layer: Any, _inputs: Any, heads: Any) -> Any:
-    """Sort each head: first numbers of all pairs, then second ones; [..., N * D] for any number of heads N."""
+    """Sort each head: first elements of all pairs, then second elements; [..., N * D] for any number of heads N."""
     return heads.reshape([*heads.shape[:-1], -1, width // 2, 2]).swapaxes(-1, -2).reshape(heads.shape)

@@ -1,8 +1,8 @@
 """Experts in PaddleNLP's decoder layers; PaddleNLP's own expert layers fail on Paddle 3.3.
 
-A layer of the runtime has the router and the shared expert from here, and its routed experts from `runtime.experts`.
-The whole model of one process has all experts from here, one after the other. It is the reference of parity and so
-shares no code with the runtime.
+A layer of the runtime uses the router and the shared expert from here, and routed experts from `runtime.experts`. The
+whole model of one process, the reference of parity, has all experts from here, one after the other, and so shares no
+code with the runtime.
 """
 
 from functools import reduce
@@ -30,7 +30,7 @@ class GatedMlp(nn.Layer):  # type: ignore[misc]
 
 
 class MixtureLayer(nn.Layer):  # type: ignore[misc]
-    """Router and shared expert; with `whole` the routed experts, too."""
+    """Router and shared expert; with `whole` also the routed experts."""
 
     def __init__(self, shape: ModelShape, whole: bool):
         super().__init__()
@@ -55,7 +55,7 @@ class MixtureLayer(nn.Layer):  # type: ignore[misc]
 
     @property
     def choice_bias(self) -> Any:
-        """The bias of each expert in the choice, [E] or [1, E]; None: the family has none."""
+        """The bias of each expert for the choice, [E] or [1, E]; None: the family has none."""
         mixture = self._shape.traits.mixture
         assert mixture
         return reduce(getattr, mixture.bias.split("."), self) if mixture.bias else None

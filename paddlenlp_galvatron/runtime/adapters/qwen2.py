@@ -34,7 +34,7 @@ class HeadNorm(modeling.Qwen2RMSNorm):  # type: ignore[misc]
 
 
 class Qwen3(Qwen2):
-    """Qwen2 with norms behind q and k."""
+    """Qwen2 with norms after q and k."""
 
     def _fit(self, layer: Any, shape: ModelShape, config: Any) -> None:
         super()._fit(layer, shape, config)
@@ -47,8 +47,8 @@ class Qwen3(Qwen2):
 
 
 class Glm4(Qwen3):
-    """Rotary positions turn the first numbers of a head alone, PaddleNLP's a number of either half. Scores are equal
-    if both q and k are reordered so, and the numbers that stay are turned by an angle of 0."""
+    """Rotary positions rotate only the first elements of a head; PaddleNLP's rotate pairs across the halves. Scores are
+    equal if q and k are reordered for this and the other elements are rotated by an angle of 0."""
 
     def _fit(self, layer: Any, shape: ModelShape, config: Any) -> None:
         super()._fit(layer, shape, config)
@@ -60,7 +60,7 @@ class Glm4(Qwen3):
 
 
 class PartialPositions(nn.Layer):  # type: ignore[misc]
-    """A table of the rotary positions of a head's first numbers, [1, S, 1, R], as one of whole heads, [1, S, 1, D]."""
+    """Extends a table of rotary positions of a head's first elements, [1, S, 1, R], to whole heads, [1, S, 1, D]."""
 
     def __init__(self, table: Any, head_dim: int):
         super().__init__()
@@ -75,7 +75,7 @@ class PartialPositions(nn.Layer):  # type: ignore[misc]
 
 
 def _into_halves(width: int, turned: int, _layer: Any, _inputs: Any, heads: Any) -> Any:
-    """[..., N * D] -> the same with half of the turned and half of the other numbers in each half of a head."""
+    """[..., N * D] -> the same with half of the rotated and half of the other elements in each half of a head."""
     sizes = [turned // 2] * 2 + [(width - turned) // 2] * 2
     first, second, *others = heads.reshape([*heads.shape[:-1], -1, width]).split(sizes, -1)
     return paddle.concat([first, others[0], second, others[1]], -1).reshape(heads.shape)

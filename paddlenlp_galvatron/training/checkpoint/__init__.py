@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, for any plan; and Hugging Face directories.
+"""Checkpoints: written atomically, loaded under any plan; and Hugging Face directories.
 
 `saving` writes and `loading` reads the files that `stored` describes. Hugging Face:
 `huggingface` reads the `weight_files`, `convert` converts both ways, with the `companions`. `adapters` are LoRA's.

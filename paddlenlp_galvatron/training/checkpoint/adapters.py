@@ -5,8 +5,8 @@
       lora_config.json, peft_model-00001-of-00001.safetensors, …   PaddleNLP's
 
 PEFT keeps factors as linear layers, [rank, in] and [out, rank], under Hugging Face's names; PaddleNLP [in, rank] and
-[rank, out] under its own. A folder that is written here has both; one of either is read. PEFT's factors are those of
-single experts or, where transformers 5 has these in one parameter, of all experts of a layer (`FusedExperts`).
+[rank, out] under its own. Folders written here have both; either can be read. PEFT's factors are of single experts or,
+where transformers 5 has them in one parameter, of all experts of a layer (`FusedExperts`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from .weight_files import Tensor, naming, require_finite, write_tensors
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CONFIG = "lora_config.json"
 WEIGHTS, SHARDS = "peft_model-00001-of-00001.safetensors", "peft_model.safetensors.index.json"
-LARGEST = 3.38e38  # number of fp32 that rounds to a finite one of bf16
-BLOCKS = 16  # of a file of weights that its checksum is of, spread evenly
+LARGEST = 3.38e38  # largest fp32 number that rounds to a finite bf16 number
+BLOCKS = 16  # evenly spread blocks of a file of weights in its checksum
 # Fields of a config that change the adapters' product, or the base that they name.
 UNLIKE: dict[str, Any] = {
     **{"lora_dropout": 0, "bias": "none", "lora_bias": False, "lora_use_mixer": False, "peft_type": "LORA"},
@@ -52,9 +52,9 @@ UNLIKE: dict[str, Any] = {
     **dict.fromkeys(("trainable_token_indices", "alora_invocation_tokens", "trainable_bias", "enable_lora_list")),
     **{"rank_pattern": {}, "alpha_pattern": {}, "fan_in_fan_out": False, "pissa": False, "loraga": False},
 }
-# Names of fields of a variant of LoRA; those left out say how plain factors began, or are computed.
+# Fields of LoRA variants; fields not listed only describe how plain factors were initialized or are computed.
 VARIANT = re.compile(r"use_(?!rslora$|quick_lora$)\w+|(?!(eva|corda|loftq|lora_ga|megatron|runtime)_)\w+_config")
-# Patterns in PEFT's config that may have an entry of gate_up_proj alone, and types of their values.
+# Patterns in PEFT's config that may have an entry only for gate_up_proj, and types of their values.
 PATTERNS: dict[str, tuple[type, ...]] = {"rank_pattern": (int,), "alpha_pattern": (int, float)}
 # PEFT's init_lora_weights, in lower case, that leave the base as it is; pissa, olora, corda, loftq, lora_ga change it.
 OF_THE_PLAIN_BASE = ("true", "false", "none", "gaussian", "eva", "orthogonal", "mica")
@@ -80,7 +80,7 @@ class StoredFactor:
 
     @property
     def fused(self) -> str:
-        """PEFT's name of those of all experts of the layer; that of the factor alone where it is of none."""
+        """PEFT's name of the factors of all experts of the layer; outside experts, of the factor."""
         if self.expert is None:
             return self.peft
         layer, factor = self.peft.split(".")[:5], self.peft.split(".")[-2:]
@@ -99,7 +99,7 @@ def stored_factors(shape: ModelShape, rank: int) -> Iterator[StoredFactor]:
 
 
 def base_identity(weights: HuggingFaceWeights | CheckpointWeights) -> str:
-    """Identity of a set of base weights, wherever they lie: of the files that are read. Raises UserError."""
+    """Identity of a set of base weights, independent of their path: from the files that are read. Raises UserError."""
     sums = ((file, LargeFile(file)) for file in weights.files)
     return " ".join(f"{file.name}:{large.size_bytes}:{large.checksum(BLOCKS):08x}" for file, large in sums)
 
@@ -115,7 +115,7 @@ class FusedExperts:
     """
 
     def __init__(self, read: Callable[[str], Array], experts: int, adapters: Adapters, config: dict[str, Any]):
-        """`config`: PEFT's, from which entries of gate_up_proj in its patterns are taken out. `read` gives a tensor."""
+        """`config`: PEFT's; entries of gate_up_proj are removed from its patterns. `read` gives a tensor."""
         patterns: dict[str, Any] = {}
         for name, kinds in PATTERNS.items():
             pattern: dict[str, Any] = config[name] if isinstance(config.get(name), dict) else {}
@@ -176,9 +176,9 @@ def peft_tensor(name: str, factors: list[StoredFactor], read: WeightSource) -> T
 
 
 def targets(every: list[StoredFactor], adapters: Adapters) -> dict[str, Any]:
-    """Fields of PEFT's config that name what is adapted. As it reads adapters of single experts on transformers 5, it
-    takes projections of their names elsewhere for theirs, and scales rsLoRA's by the rank of gate and up together;
-    there all experts of a layer are written in one."""
+    """Fields of PEFT's config that name the adapted modules. When PEFT reads adapters of single experts on transformers
+    5, it confuses other projections with the same names, and scales rsLoRA by the combined rank of gate and up; for
+    these cases all experts of a layer are written as one."""
     of_experts = {factor.projection for factor in every if factor.expert is not None}
     others = [each for each in every if each.expert is None and each.projection in of_experts]
     modules = dict.fromkeys(factor.projection for factor in every)
@@ -197,7 +197,7 @@ class AdapterFolder:
     """Adapters that a folder holds, PEFT's, PaddleNLP's or a checkpoint's; a `WeightSource` of their factors."""
 
     def __init__(self, folder: Path, shape: ModelShape):
-        """Raises UserError: there are none, or they are not of all projections of this model."""
+        """Raises UserError if there are none, or not for all projections of this model."""
         self._read: Callable[[StoredFactor], Array]
         self._fused: FusedExperts | None = None
         self._base = folder, ""  # the file that names the base, and its name
@@ -253,11 +253,11 @@ class AdapterFolder:
         return adapters
 
     def adapts(self, module: str) -> bool:
-        """Whether it has adapters of a linear layer, by PaddleNLP's name."""
+        """Whether it adapts a linear layer, by PaddleNLP's name."""
         return f"{module}.{FACTORS[0]}" in self._factors
 
     def base_note(self, base: Path) -> str:
-        """A note for the user where the adapters name another base; "": they name this one, or none."""
+        """A note if the adapters name another base; "": this base or none."""
         path, name = self._base
         named = read_json(base / BASE_CONFIG).get("_name_or_path") if (base / BASE_CONFIG).is_file() else ""
         if not name or _names(name) & (_names(base.absolute()) | _names(named)):
@@ -305,13 +305,13 @@ class AdapterFolder:
 
 
 def _names(model: str | Path) -> set[str]:
-    """Names that a model's path gives it: of its folder, or of its repository in a hub's cache."""
+    """Names of a model by its path: its folder, or its repository in a hub's cache."""
     parts = Path(str(model).lower()).parts
     return {*parts[-1:], *(folder.split("--")[-1] for folder in parts if folder.startswith("models--"))}
 
 
 def open_adapters(folder: Path, shape: ModelShape, wanted: Adapters) -> AdapterFolder:
-    """Adapters to begin with. Raises UserError: they count otherwise than the run's."""
+    """Initial adapters. Raises UserError if their rank or scale differs from the run's."""
     opened_folder = AdapterFolder(folder, shape)
     has, want = ((adapters.rank, adapters.scaling) for adapters in (opened_folder.adapters, wanted))
     if has != want:

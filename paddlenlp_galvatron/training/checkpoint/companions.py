@@ -1,6 +1,6 @@
-"""The files next to a model's weights: its config.json, how it is sampled, its tokenizer and its templates.
+"""The files next to a model's weights: config.json, generation config, tokenizer and templates.
 
-A run writes those that it trained with into each checkpoint, and every export takes them from there.
+A run writes the files that it trained with into each checkpoint; exports copy them from there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..data.templates import PADDLENLP, Template, TurnTemplate
 from ..data.tokenizer import TOKENIZER_CONFIG
 from .weight_files import CONFIG
 
-# Names of files in transformers and PaddleNLP; some models and tokenizers bring their own code.
+# Names of files in transformers and PaddleNLP; some models and tokenizers include code.
 OF_MODEL = ("generation_config.json", "configuration_*.py", "modeling_*.py")
 OF_TOKENIZER = (
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "tokenization_*.py"),
@@ -70,8 +70,8 @@ def copy_companions(files: Mapping[str, Path], target: Path) -> None:
 
 
 def with_template(files: Mapping[str, bytes], template: Template | None) -> dict[str, bytes]:
-    """The files of a tokenizer with this chat template in place of all others; None: with none. A Jinja template goes
-    to tokenizer_config.json, where every version of transformers reads it. Raises UserError."""
+    """The files of a tokenizer with this chat template instead of any other; None: without a template. A Jinja template
+    goes into tokenizer_config.json, which every version of transformers reads. Raises UserError."""
     kept = {name: content for name, content in files.items() if not any(fnmatch(name, each) for each in TEMPLATES)}
     config = parse_json(kept.get(TOKENIZER_CONFIG, b"{}").decode("utf-8-sig"), TOKENIZER_CONFIG)
     config.pop("chat_template", None)
@@ -91,7 +91,7 @@ def config_like(shape: ModelShape, path: Path | None) -> dict[str, Any]:
     further = {field: shape.mtp_layers for field in FURTHER if config.get(field)}
     unread = ("dtype", *(A_LAYER_EACH if config["num_hidden_layers"] != shape.main_layers else ()))
     config = {field: value for field, value in config.items() if field not in unread}  # dtype: 5's torch_dtype
-    for _ in range(2):  # a changed entry may be the default of another
+    for _ in range(2):  # one changed entry may be the default of another
         then = config_of(shape_from_config(config, shape.name, str(path)))
         changed = {field: value for field, value in now.items() if then.get(field) != value}
         if "rope_scaling" in changed:

@@ -1,7 +1,7 @@
 """From a Hugging Face directory to a checkpoint and back, one weight in memory at a time.
 
-A converted checkpoint is one of step 0 without moments, a file a module, which loads under any plan like any other.
-Next to it are the model's config.json and tokenizer, so that a run or the way back takes it as the model.
+A converted checkpoint has step 0 and no moments, one file per module, and loads under any plan. The model's config.json
+and tokenizer are next to it, so that a run or the reverse conversion accepts it as the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .loading import CheckpointWeights, WeightPiece
 from .stored import INDEX, WEIGHT, Checkpoint, write_index
 from .weight_files import CONFIG, SHARDS, SINGLE, Tensor, write_tensors
 
-Advance = Callable[[int], object]  # receives the bytes that were written
+Advance = Callable[[int], object]  # receives the number of written bytes
 
 
 def to_checkpoint(source: Path, shape: ModelShape, target: Path, advance: Advance) -> None:
@@ -72,9 +72,9 @@ def to_huggingface(
     like: Path | None,
     advance: Advance,
 ) -> None:
-    """Convert a checkpoint. `precision`: of all tensors; None: of each the one that the model came or was trained in.
-    `like`: a Hugging Face directory that config.json and tokenizer are taken from, if not from the checkpoint's own
-    folder. Raises UserError, or GalvatronError for a full disk."""
+    """Convert a checkpoint. `precision`: of all tensors; None: the original or trained precision of each. `like`: a
+    Hugging Face directory with config.json and tokenizer to use instead of the checkpoint's. Raises UserError, or
+    GalvatronError for a full disk."""
     folder, shape = like or checkpoint.folder, checkpoint.shape
     config = None
     try:
@@ -104,8 +104,8 @@ def write_model(
     files: Mapping[str, Path],
     advance: Advance,
 ) -> None:
-    """Write a Hugging Face directory of weights by PaddleNLP's names. `config`: of `config_like`; `types`: of the
-    weights, and of those that have another; `files`: of `companions`."""
+    """Write a Hugging Face directory of weights by PaddleNLP's names. `config`: see `config_like`; `types`: the main
+    type, and weights with another type; `files`: see `companions`."""
     most, others = types
 
     def type_of(weight: StoredWeight) -> Precision:
@@ -134,16 +134,16 @@ def write_model(
 
 
 def types_of(weights: HuggingFaceWeights | CheckpointWeights) -> tuple[Precision, Mapping[str, Precision]]:
-    """The type of most of a model's numbers, and of the weights that have another."""
+    """The type of most of a model's elements, and the weights with another type."""
     if isinstance(weights, HuggingFaceWeights):
         return weights.precision, weights.precisions
     return precision_of(weights.checkpoint), weights.checkpoint.index.precisions
 
 
 def precision_of(checkpoint: Checkpoint) -> Precision:
-    """The type that a checkpoint's model came in, or was trained in."""
+    """The original or trained type of a checkpoint's model."""
     index = checkpoint.index
     if index.plan is None:
-        assert index.precision is not None  # `Index` has one of both
+        assert index.precision is not None  # `Index` checks that one of both is set
         return index.precision
     return plan_from_dict(index.plan, source=str(checkpoint.folder / INDEX)).assumed.mixed_precision

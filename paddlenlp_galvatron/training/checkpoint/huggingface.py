@@ -1,4 +1,4 @@
-"""Weights in a Hugging Face directory: which tensor is which weight of PaddleNLP's, and reading parts of them.
+"""Weights in a Hugging Face directory: mapping tensors to PaddleNLP's weights, and reading parts of them.
 
     model/
       config.json
@@ -7,8 +7,7 @@
       model.safetensors.index.json                           which file has which tensor
 
 The two differ in names (`model.` for PaddleNLP's family name) and in that PaddleNLP's linear layers keep weights
-[in, out], Hugging Face's [out, in]. PaddleNLP saves such directories too, with its own names and layout: they are read
-as well.
+[in, out], Hugging Face's [out, in]. Directories saved by PaddleNLP, with its names and layout, are also read.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class StoredWeight:
     shape: tuple[int, ...]  # PaddleNLP's
     tensor: str  # Hugging Face's name
     transposed: bool
-    state: bool = False  # fp32, also among 16-bit ones
+    state: bool = False  # fp32, also among 16-bit weights
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
@@ -80,7 +79,7 @@ def modules(shape: ModelShape) -> Iterator[Module]:
 
 
 def copies(shape: ModelShape) -> list[StoredWeight]:
-    """Embedding and LM head once more, as MTP layers have them in Hugging Face directories."""
+    """Embedding and LM head again, as stored for MTP layers in Hugging Face directories."""
     if not shape.mtp_layers:
         return []
     [embedding], *_, (*_, head) = modules(shape)
@@ -95,8 +94,8 @@ class HuggingFaceWeights:
     """The weights of a directory, as a `runtime.weights.WeightSource`: only requested weights are read, as fp32."""
 
     def __init__(self, folder: Path, shape: ModelShape):
-        """Raises UserError: files are missing or broken, tensors missing, unknown or of another shape, or the directory
-        holds another model."""
+        """Raises UserError if files are missing or broken, tensors are missing, unknown or of another shape, or the
+        directory holds another model."""
         require_directory_of(folder, shape)
         files, weights = tensor_files(folder), [weight for module in modules(shape) for weight in module]
         if weights[0].name in files:  # PaddleNLP saved it
@@ -148,19 +147,19 @@ class HuggingFaceWeights:
 
     @property
     def note(self) -> str:
-        """Tensors that are left out; "": none are."""
+        """A note on skipped tensors; "": none."""
         if not self.left_out:
             return ""
         return f"MTP is left out ({MTP_COUNTS[0]} 0): {len(self.left_out)} tensors such as {self.left_out[0]}"
 
 
 def read_shape(folder: Path) -> ModelShape:
-    """The model in a directory. Raises UserError: it computes something that is not supported here."""
+    """The model in a directory. Raises UserError if it has an unsupported feature."""
     return without_absent_mtp(load_model(folder.absolute() / CONFIG).trained(), folder)
 
 
 def require_same_model(stored: ModelShape, wanted: ModelShape, where: Path) -> None:
-    """Raise UserError unless weights of one are weights of the other, and compute the same."""
+    """Raise UserError unless both models have the same weights and computation."""
     has, wants = asdict(stored), asdict(wanted)
     faults = [
         f"{where}: {field} is {has[field]}, but {wants[field]} in the model {wanted.name}"
@@ -178,13 +177,13 @@ def require_directory_of(folder: Path, shape: ModelShape) -> None:
 
 
 def _predicts_more(tensor: str, shape: ModelShape) -> bool:
-    """Whether a tensor is of MTP: of a layer behind the last one, or in ERNIE of parts of their own."""
+    """Whether a tensor belongs to MTP: to a layer after the last, or in ERNIE to separate modules."""
     number, mixture = re.match(r"model\.(?:layers\.(\d+)\.|mtp_)", tensor), shape.traits.mixture
     return bool(mixture and mixture.bias and number and int(number[1] or shape.layers) >= shape.layers)
 
 
 def _some(tensors: Sequence[str]) -> list[str]:
-    """The first one, and how many more; nothing of none."""
+    """The first tensor and the number of others, in words; "" for none."""
     more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
     return [f"{tensor}{more}" for tensor in tensors[:1]]
 
@@ -207,7 +206,7 @@ def _require_equal(files: dict[str, Path], copy: str, original: str) -> None:
 
 
 def _precisions(files: dict[str, Path], expected: dict[str, StoredWeight]) -> dict[str, Precision]:
-    """The type of each weight, but of those that are always fp32. Raises UserError for a wrong shape or type."""
+    """The type of each weight that is not always fp32. Raises UserError for a wrong shape or type."""
     by_code = {precision.code: precision for precision in Precision}
     types = {}
     for path in sorted(set(files.values())):

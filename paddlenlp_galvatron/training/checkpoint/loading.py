@@ -1,8 +1,8 @@
-"""Reads weights and checkpoints under any plan and number of ranks: each rank its own part.
+"""Reads weights and checkpoints under any plan and number of ranks: each rank reads its own part.
 
 A stored piece is elements `start..stop-1` of the flattened slice of a weight that a rank held (`runtime.units.Piece`).
-In the whole weight, a matrix, that is up to three rectangles: the end of a row, whole rows, the beginning of a row.
-Vectors are matrices of one column. `transfers` are the copies from a stored piece's rectangles to a wanted one's.
+In the whole weight (a matrix) that is up to three rectangles: the end of a row, whole rows, the start of a row. Vectors
+are matrices of one column. `transfers` are the copies from a stored piece's rectangles to a target's.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from .huggingface import HuggingFaceWeights, require_same_model
 from .stored import INDEX, MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, open_checkpoint, verify
 from .weight_files import CONFIG, naming, require_finite
 
-if TYPE_CHECKING:  # the engine imports PaddleNLP, which takes seconds: weights are looked at before
+if TYPE_CHECKING:  # the engine imports PaddleNLP, which takes seconds; weights are checked before
     from ...runtime.engine import Engine
 
-MOST_OPEN = 64  # files at once: processes may open 1,024
+MOST_OPEN = 64  # open files; the default limit of a process is 1,024
 
 
 class Rectangle(NamedTuple):
-    """Rows and columns of a whole weight, and where its numbers begin in the piece."""
+    """Rows and columns of a whole weight, and the offset of its numbers in the piece."""
 
     row: int
     column: int
@@ -48,11 +48,11 @@ class Rectangle(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Rows of a stored rectangle and the columns of them that go to a rectangle of the target."""
+    """Rows and columns of a stored rectangle that go to a rectangle of the target."""
 
     source: Rectangle
     target: Rectangle
-    row: int  # first row and column in the whole weight, and how many
+    row: int  # first row and column in the whole weight; numbers of rows and columns
     column: int
     rows: int
     columns: int
@@ -60,7 +60,7 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightPiece:
-    """A piece of a weight by numbers alone, as checkpoints describe it."""
+    """A piece of a weight as described in checkpoints, only numbers."""
 
     weight: str
     shape: tuple[int, ...]  # shape of the whole weight
@@ -70,13 +70,13 @@ class WeightPiece:
 
     @property
     def rows(self) -> range:
-        """Rows of the whole weight within which the part lies."""
+        """The rows of the whole weight that contain the part."""
         top, _ = self.slice.interval(0, self.shape[0])
         left, right = self.slice.interval(1, self.shape[1]) if len(self.shape) > 1 else (0, 1)
         return range(top + self.start // (right - left), top + -(-self.stop // (right - left)))
 
     def rectangles(self) -> Iterator[Rectangle]:
-        """Yields rectangles in the order of the numbers, without padding: it is zero in every plan."""
+        """Yields rectangles in the order of the elements, without padding, which is zero under every plan."""
         height, width = (self.shape[0], 1) if len(self.shape) == 1 else self.shape
         top, bottom = self.slice.interval(0, height)
         left, right = self.slice.interval(1, width) if len(self.shape) > 1 else (0, 1)
@@ -102,7 +102,7 @@ class WeightPiece:
 
     @property
     def real(self) -> int:
-        """Numbers that are no padding."""
+        """Number of elements without padding."""
         return sum(rectangle.rows * rectangle.columns for rectangle in self.rectangles())
 
 
@@ -118,7 +118,7 @@ def transfers(source: WeightPiece, target: WeightPiece) -> Iterator[Transfer]:
 
 
 def pieces_of(trainable: Trainable) -> list[tuple[WeightPiece, int]]:
-    """The pieces that a trainable tensor holds, and where each begins in it."""
+    """The pieces of a trainable tensor, with their offsets."""
     return [
         (WeightPiece(p.weight.name, p.weight.shape, p.weight.slice, p.start, p.stop), p.offset)
         for p in trainable.pieces
@@ -126,7 +126,7 @@ def pieces_of(trainable: Trainable) -> list[tuple[WeightPiece, int]]:
 
 
 def state_key(trainable: Trainable, kind: str) -> str:
-    """Name that Paddle's optimizers give to a state of the tensor."""
+    """Name of a state of the tensor in Paddle's optimizers."""
     return f"{trainable.tensor.name}_{kind}_0"
 
 
@@ -155,14 +155,14 @@ def print_rank_0(engine: Engine, text: str) -> None:
 def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
     """Give an engine and its optimizer the checkpoint's state, written under any plan. All ranks call this.
 
-    Raises BrokenCheckpoint, on the ranks that find it, when all have read; the state is unusable then.
+    After all ranks have read, raises BrokenCheckpoint on ranks that found a fault; the state is then unusable.
     """
     stored = _ReadOnce(checkpoint)
     powers = checkpoint.index.optimizer
     for trainable in engine.trainables:
         with paddle.no_grad():
             values = stored.tensor(trainable, WEIGHT)
-            trainable.tensor.copy_(values, True)  # the tensor may be in the host's memory
+            trainable.tensor.copy_(values, True)  # the tensor may be in host memory
             trainable.owner.publish(values)
             trainable.published()
             states = {kind: state_of(optimizer, trainable.tensor, kind) for kind in (*MOMENTS, *powers)}
@@ -188,7 +188,7 @@ class CheckpointWeights:
         self._stored = StoredNumbers(checkpoint)
 
     def __call__(self, name: str, shape: tuple[int, ...], rank_slice: Slice = WHOLE) -> Array:
-        """Raises UserError: the checkpoint lacks numbers of the part."""
+        """Raises UserError if the checkpoint lacks elements of the part."""
         local = rank_slice.size(shape)
         array = np.zeros(math.prod(local), np.float32)
         self._stored.fill_part(WeightPiece(name, shape, rank_slice, 0, array.size), WEIGHT, array)
@@ -244,7 +244,7 @@ class StoredNumbers:
             filled[target_range].reshape(move.rows, wanted.columns)[:, columns] = True
 
     def _read(self, file: str, key: str, first: int, rows: int, columns: int, width: int) -> Any:
-        """[rows, columns] of a flat tensor: rows begin `width` numbers after one another, the first at `first`."""
+        """[rows, columns] of a flat tensor: row starts are `width` elements apart, the first at `first`."""
         path = self._folder / file
         last = first + (rows - 1) * width + columns
         try:
@@ -265,7 +265,7 @@ class StoredNumbers:
 
 
 class _ReadOnce(StoredNumbers):
-    """Reads each tensor on one of the ranks that hold it, and broadcasts it to the others."""
+    """Reads each tensor on one of its ranks and broadcasts it to the others."""
 
     def __init__(self, checkpoint: Checkpoint):
         super().__init__(checkpoint)
@@ -283,7 +283,7 @@ class _ReadOnce(StoredNumbers):
         return tensor
 
     def _read_or_note(self, trainable: Trainable, kind: str) -> Any:
-        """Some numbers, of any value: the others wait for them."""
+        """Placeholder of a failed read, because the other ranks wait for the broadcast."""
         try:
             return self.fill(trainable, kind)
         except BrokenCheckpoint as error:
@@ -294,8 +294,8 @@ class _ReadOnce(StoredNumbers):
 def weights_from(folder: Path, shape: ModelShape) -> HuggingFaceWeights | CheckpointWeights:
     """The weights of a Hugging Face directory, or of a checkpoint, converted or a run's; for `Engine`'s `source`.
 
-    Each rank reads the parts that it asks for. Before, a checkpoint's checksums are compared: each rank compares those
-    of a share of the files. Raises UserError: something is broken, lacking, or of another model.
+    Each rank reads the requested parts. Before that, the ranks together verify a checkpoint's checksums, each for a
+    share of the files. Raises UserError if anything is broken, missing, or of another model.
     """
     source = open_weights(folder, shape)
     if isinstance(source, CheckpointWeights):
@@ -305,7 +305,7 @@ def weights_from(folder: Path, shape: ModelShape) -> HuggingFaceWeights | Checkp
 
 
 def open_weights(folder: Path, shape: ModelShape) -> HuggingFaceWeights | CheckpointWeights:
-    """Opens the weights of `weights_from` without comparing checksums, in a moment. Raises UserError."""
+    """Opens the weights of `weights_from` quickly, without verifying checksums. Raises UserError."""
     if (folder / INDEX).exists():
         checkpoint = open_checkpoint(folder)
         require_same_model(checkpoint.shape, shape, folder / INDEX)

@@ -1,8 +1,8 @@
-"""Writes checkpoints in the background, whole or not at all; and, in a run's midst, the model for Hugging Face.
+"""Writes checkpoints atomically in the background and, during a run, the model for Hugging Face.
 
-Replicated parts are written by the lowest rank that holds them. Each rank brings its file to disk and then writes a
-small file next to it; when all have, rank 0 adds the index and gives the checkpoint its name. A checkpoint that was
-reported saved can be found at every moment: a newer one has its name on disk before an older one is touched.
+The lowest rank that holds a replicated part writes it. Each rank syncs its file and then writes a small file next to
+it; when all have, rank 0 adds the index and gives the checkpoint its name. A checkpoint that was reported saved exists
+at every moment: a newer one has its name on disk before an older one is touched.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from .stored import BEFORE, MOMENTS, POWERS, WEIGHT, open_checkpoint, step_of, w
 from .weight_files import CONFIG, SHARDS, Tensor, write_tensors
 
 POLL_S = 0.05
-MOST_POLL_S = 1.0  # between two looks for the files of 1,000 ranks, on a file system that they share
-LINE_S = 15.0  # between lines of how far a long writing is
+MOST_POLL_S = 1.0  # longest polling interval for the files of 1,000 ranks on a shared file system
+LINE_S = 15.0  # interval of progress lines of a long write
 MAX_SHARD_BYTES = 5 * GIB  # transformers' shard size
 WEIGHTS_ALONE = SimpleNamespace(state_dict=dict)  # an optimizer without moments
 
 
 class Origin(NamedTuple):
-    """Parts of a run that each of its checkpoints has besides weights: files that rank 0 writes, by name, the numbers
-    of its recipe, and weights of another type than most."""
+    """Parts of a run in each checkpoint besides weights: files of rank 0 by name, the numbers of its recipe, and
+    weights with an unusual type."""
 
     companions: Mapping[str, bytes] = MappingProxyType({})
     recipe: Mapping[str, Any] | None = None
@@ -54,7 +54,7 @@ class Origin(NamedTuple):
 
 
 class Writer:
-    """Writes checkpoints of an engine in the background, and keeps the newest ones."""
+    """Writes checkpoints of an engine in the background and keeps the newest."""
 
     def __init__(
         self,
@@ -65,15 +65,15 @@ class Writer:
         origin: Origin = Origin(),
         log: StepLog | None = None,
     ):
-        """Every rank makes one, and nothing else writes to the folder. `keep`: how many whole checkpoints stay; None:
-        all. `data`: the training data. `log`: brought to disk with each, which is an event there."""
+        """Every rank makes one, and no other program writes to the folder. `keep`: number of whole checkpoints to keep;
+        None: all. `data`: the training data. `log`: synced with each checkpoint, which is an event there."""
         self._folder, self._engine, self._keep, self._data, self._log = folder, engine, keep, data, log
         self._origin, self._began = origin, 0.0
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        self._awaited = ""  # ranks whose parts are not there
+        self._awaited = ""  # ranks whose parts are missing
         self._best: int | None = None
-        if engine.rank == 0:  # before the others, who wait for it, write anything
+        if engine.rank == 0:  # before the waiting other ranks write anything
             for kind in ("step", "old"):
                 for left in folder.glob(f"{kind}-*{UNFINISHED}"):
                     with suppress(OSError):
@@ -81,17 +81,17 @@ class Writer:
         from_first(engine, None)
         self._own = [number for number, trainable in enumerate(engine.trainables) if trainable.is_first_copy]
         make_folder(folder.parent)
-        self._run = folder.parent.stat()  # the run's folder, which others may remove
+        self._run = folder.parent.stat()  # the run's folder, which another program may remove
 
     def save(self, optimizer: Any, best: int | None = None) -> None:
-        """Take a copy of everything now and write it meanwhile. `best`: step whose checkpoint stays. Raises
-        GalvatronError if the last one failed."""
+        """Copy the state now and write it in the background. `best`: step whose checkpoint is kept. Raises
+        GalvatronError if the last write failed."""
         self.finish()
         self._require_run()
         self._best, self._began = best, time.monotonic()
         if not self._folder.is_dir():
             try:
-                self._folder.mkdir(exist_ok=True)  # and none above it, which may be removed just now
+                self._folder.mkdir(exist_ok=True)  # not its parents, which another program may be removing
                 to_disk(self._folder.parent)
             except FileNotFoundError:
                 self._require_run()
@@ -127,7 +127,7 @@ class Writer:
             )
 
     def _require_run(self) -> None:
-        """Raise GalvatronError when the run's folder is gone: in another of its name another run may write."""
+        """Raise GalvatronError if the run's folder was removed: a new folder of this name may be another run's."""
         run = self._folder.parent
         with suppress(FileNotFoundError):
             if os.path.samestat(self._run, run.stat()):
@@ -155,7 +155,7 @@ class Writer:
         try:
             whole = self._folder / f"step-{step:08d}"
             partial_folder = whole.with_name(whole.name + UNFINISHED)
-            partial_folder.mkdir(exist_ok=True)  # and none above it, which may have been removed
+            partial_folder.mkdir(exist_ok=True)  # not its parents, which may have been removed
             to_disk(self._folder)
             name = f"rank-{self._engine.rank:05d}.safetensors"
             facts = write_tensors(partial_folder / name, arrays, Precision.FP32, self._teller(whole, arrays))
@@ -169,7 +169,7 @@ class Writer:
             self._error = error
 
     def _teller(self, whole: Path, arrays: list[Tensor]) -> Callable[[int], None]:
-        """A callback for the bytes that were written: rank 0 reports now and then how far its part is."""
+        """A callback for written bytes: rank 0 prints its progress every LINE_S seconds."""
         total = sum(math.prod(array.shape) for array in arrays) * Precision.FP32.bytes
         written, due = 0, time.monotonic() + LINE_S
 
@@ -183,7 +183,7 @@ class Writer:
         return report
 
     def _complete(self, partial_folder: Path, whole: Path, index: dict[str, Any]) -> None:
-        """Waits for the files of all ranks, makes the checkpoint whole, and drops old ones."""
+        """Waits for the files of all ranks, completes the checkpoint, and removes old ones."""
         names = [f"rank-{rank:05d}.safetensors.json" for rank in range(self._engine.plan.world_size)]
         deadline = time.monotonic() + (limit_s := wait_limit_s())
         missing, pause_s = list(range(len(names))), POLL_S
@@ -214,7 +214,7 @@ class Writer:
                 _remove(previous)
             move(whole, previous)
         move(partial_folder, whole)
-        for other in reversed(whole_checkpoints(self._folder)):  # the newest one last: it counts until then
+        for other in reversed(whole_checkpoints(self._folder)):  # newest last: until then it is the latest
             if step_of(other) > step_of(whole):  # of a run that this one does not continue
                 move(other, other.with_name(f"left-{time.time_ns()}-{other.name}"))
         seconds, gb = time.monotonic() - self._began, sum(file["bytes"] for file in index["files"]) / 1e9
@@ -241,7 +241,7 @@ def _copied(key: str, tensor: Any) -> Tensor:
 
 
 def _remove(whole: Path) -> None:
-    """Delete a checkpoint; half deleted it is never taken for a whole one."""
+    """Delete a checkpoint, which is never mistaken for a whole one meanwhile."""
     gone = whole.with_name(f"old-{time.time_ns()}-{whole.name}{UNFINISHED}")
     move(whole, gone)
     shutil.rmtree(gone, ignore_errors=True)
@@ -250,7 +250,7 @@ def _remove(whole: Path) -> None:
 def save_model(engine: Engine, target: Path, origin: Origin) -> None:
     """Write the whole model's weights into a folder that all ranks share; every rank calls it.
 
-    They go through a checkpoint next to the folder, so that no rank holds more than one weight whole. The folder keeps
+    They go through a checkpoint next to the folder, so that no rank holds more than one whole weight. The folder keeps
     its other files, but no older weights. `origin`: the run's. Raises GalvatronError on every rank.
     """
     target = target.absolute()
@@ -280,7 +280,7 @@ def save_model(engine: Engine, target: Path, origin: Origin) -> None:
 
 
 def _move(model: Path, target: Path) -> None:
-    """Give a whole folder its name, or put its files in place of those of the folder that has it, config.json last."""
+    """Rename a whole folder, or replace the files of an existing folder of this name, config.json last."""
     if not target.exists():
         move(model, target)
         return

@@ -1,12 +1,12 @@
-"""Checkpoints on disk: which are whole and undamaged, their content, and which is a run's best.
+"""Checkpoints on disk: their completeness and integrity, their content, and a run's best.
 
     output/checkpoints/step-00000020/
       index.json                its content, under which plan
       rank-00000.safetensors    flat fp32 arrays: weights and the optimizer's moments that this rank wrote
 
-A checkpoint is made in `step-….part` and renamed when every file is on disk; one that goes is renamed first. So a
-folder named `step-…` is whole, unless it was damaged since: index and files have checksums. While another checkpoint of
-the same step takes its place, a whole one is called `step-….before`. 16-bit weights are not stored: they are their fp32
+A checkpoint is written in `step-….part` and renamed when every file is on disk; before deletion it is renamed. So a
+folder named `step-…` is whole unless damaged later: index and files have checksums. While another checkpoint of the
+same step replaces it, the old one is called `step-….before`. 16-bit weights are not stored: they are their fp32
 masters, rounded.
 """
 
@@ -41,7 +41,7 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 Size = Annotated[int, Field(ge=1, lt=2**53)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 BEST = "best.json"  # of a run: {"step": …, "metric": …, "value": …}
-SMALLER = ("loss", "ppl")  # metrics that are better where they are smaller
+SMALLER = ("loss", "ppl")  # metrics for which smaller is better
 
 
 class BrokenCheckpoint(UserError):
@@ -62,7 +62,7 @@ class StoredSlice(_Stored):
 
 
 class StoredPart(_Stored):
-    """`loading.WeightPiece`, and where in its tensor it begins."""
+    """`loading.WeightPiece` with its offset in the tensor."""
 
     weight: str
     shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=2)]
@@ -122,7 +122,7 @@ class DataPosition(_Stored):
 
 
 class Index(_Stored):
-    """The content of index.json, but for its checksum."""
+    """The content of index.json without its checksum."""
 
     format: Literal[2]
     step: Count
@@ -135,7 +135,7 @@ class Index(_Stored):
     loss_scale: tuple[Number, Count] | None
     data: DataPosition | None
     files: Annotated[tuple[StoredFile, ...], Field(min_length=1)]
-    adapters: Adapters | None = None  # adapters alone are stored, if there are any
+    adapters: Adapters | None = None  # if set, only the adapters are stored
     recipe: dict[str, Any] | None = None  # `TrainSettings.recipe` of the run; older checkpoints lack it
 
     @model_validator(mode="after")
@@ -176,7 +176,7 @@ class Checkpoint:
 
     @property
     def shape(self) -> ModelShape:
-        """The model that it is of."""
+        """The model of the checkpoint."""
         return self.index.model
 
 
@@ -188,8 +188,8 @@ def step_of(folder: Path) -> int:
 
 
 def whole_checkpoints(folder: Path) -> list[Path]:
-    """Folders of checkpoints that were written to their end, the newest first. Raises UserError: whether there are any
-    cannot be read, which is no reason to start from the beginning."""
+    """Folders of complete checkpoints, newest first. Raises UserError if the folder cannot be read, as starting from
+    the beginning would be wrong."""
     try:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:
@@ -201,7 +201,7 @@ def whole_checkpoints(folder: Path) -> list[Path]:
 
 
 def open_checkpoint(folder: Path, shape: ModelShape | None = None) -> Checkpoint:
-    """Raises UserError: it is another model's than `shape`; BrokenCheckpoint: the index is damaged."""
+    """Raises UserError if it is of another model than `shape`, BrokenCheckpoint if the index is damaged."""
     path = folder / INDEX
     try:
         content = read_json(path, LARGEST_INDEX_BYTES)
@@ -226,8 +226,8 @@ def open_checkpoint(folder: Path, shape: ModelShape | None = None) -> Checkpoint
 def verify(
     checkpoint: Checkpoint, ranks: Sequence[int] | None = None, advance: Callable[[int], object] = lambda read: None
 ) -> None:
-    """Read the files, or those that some ranks wrote, and check lengths and checksums. `advance` receives the
-    bytes that were read. Raises BrokenCheckpoint."""
+    """Read all files, or those of some ranks, and check lengths and checksums. `advance` receives the number of bytes
+    read. Raises BrokenCheckpoint."""
     for number, stored in enumerate(checkpoint.index.files):
         if ranks is None or number in ranks:
             path = checkpoint.folder / stored.file
@@ -260,7 +260,7 @@ def write_index(folder: Path, index: dict[str, Any]) -> None:
 
 
 def _canonical(index: dict[str, Any]) -> str:
-    """The text under the checksum."""
+    """The text of which the checksum is."""
     return json.dumps(index, sort_keys=True)
 
 
@@ -272,10 +272,10 @@ def _first_fault(error: ValidationError) -> str:
 
 
 def checkpoint_of(path: Path, iteration: int | None = None, newest: bool = False) -> Path:
-    """The checkpoint of `iteration` steps, or the best, or the newest where a run has no best one, if `path` is a run's
-    folder or its checkpoints'; else `path` itself. Raises UserError: there is none of `iteration` steps."""
+    """If `path` is the folder of a run or its checkpoints: the checkpoint of `iteration` steps, the best, or else the
+    newest. Otherwise `path` itself. Raises UserError if there is none of `iteration` steps."""
     checkpoints = whole_checkpoints(path / "checkpoints") or whole_checkpoints(path)
-    if not checkpoints and not iteration:  # 0 is Galvatron's word for any
+    if not checkpoints and not iteration:  # 0 means any in Galvatron
         return path
     if iteration is None:
         best = None if newest else best_step(path)
@@ -289,14 +289,14 @@ def checkpoint_of(path: Path, iteration: int | None = None, newest: bool = False
 
 
 def best_step(run: Path) -> int | None:
-    """Steps of a run's best checkpoint; None: it named none."""
+    """Steps of a run's best checkpoint; None: none recorded."""
     content = read_json(run / BEST) if (run / BEST).exists() else {}
     step = content.get("step") if isinstance(content, dict) else None
     return step if type(step) is int else None
 
 
 class Best:
-    """The best checkpoint of a run, of those that were evaluated; recorded next to them."""
+    """The best evaluated checkpoint of a run, recorded next to the checkpoints."""
 
     def __init__(self, run: Path, metric: str, greater: bool, begins_at: int):
         """A best checkpoint of a step after `begins_at` is ignored: this run repeats that step."""
@@ -311,11 +311,11 @@ class Best:
             self.step, self.value = step, float(str(value))
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep the metrics after `step` steps."""
+        """Record the metrics after `step` steps."""
         self._evaluated = step, metrics[f"eval_{self._metric}"]
 
     def saves(self, step: int, write: bool) -> None:
-        """A checkpoint after `step` steps is about to be written; `write`: whether this rank keeps the best one."""
+        """A checkpoint after `step` steps is about to be written; `write`: whether this rank records the best."""
         at, value = self._evaluated or (-1, math.nan)
         if at == step and (value > self.value if self._greater else value < self.value):
             self.step, self.value = step, value

@@ -1,5 +1,5 @@
-"""safetensors files: written one tensor in memory at a time, and opened with errors for people. Which files of a
-Hugging Face directory hold its weights, as transformers 5 chooses them; why others are refused."""
+"""safetensors files: writes them with one tensor in memory at a time, opens them with readable errors, and finds the
+weight files of a Hugging Face directory like transformers 5, with reasons to refuse others."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes as ml_dtypes  # names bfloat16 for numpy
+import ml_dtypes as ml_dtypes  # registers bfloat16 with numpy
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -24,7 +24,7 @@ from ...plan import ModelShape, Precision
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor to be written: its numbers are requested when their turn comes."""
+    """A tensor to write, whose values are requested only when written."""
 
     key: str
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """A file's entry in a checkpoint's index, besides the list of its content."""
+    """A file's entry in a checkpoint's index, without the list of its content."""
 
     file: str
     bytes: int
@@ -48,10 +48,10 @@ def write_tensors(
     advance: Callable[[int], object] = lambda _: None,
     framework: str = "pt",
 ) -> FileFacts:
-    """Write a file and bring it to disk; the library's own writer wants all tensors at once. `advance` receives the
-    bytes that were written. `framework`: whose layout it is, in which readers believe.
+    """Write and sync a file; the library's writer needs all tensors at once. `advance` receives the number of written
+    bytes. `framework`: whose layout the tensors have, which readers rely on.
 
-    Raises OSError; UserError for numbers that the type cannot hold. Source of the format: safetensors' documentation.
+    Raises OSError; UserError for values that the type cannot hold. Source of the format: safetensors' documentation.
     """
     offset = 0
     header: dict[str, Any] = {"__metadata__": {"format": framework}}
@@ -86,20 +86,20 @@ def _bytes_of(tensor: Tensor, precision: Precision) -> Any:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """A safetensors file. Raises UserError: it is missing or broken."""
+    """A safetensors file. Raises UserError if it is missing or broken."""
     with naming(path), safe_open(path, framework="numpy") as file:
         yield file
 
 
 def require_finite(array: np.ndarray[Any, Any], path: Path, tensor: str) -> None:
-    """Raise UserError for weights that nothing can be trained from, or is to be computed with."""
+    """Raise UserError for NaN or infinite weights."""
     if not np.isfinite(array).all():
         raise UserError(f"{path}: tensor {tensor} has numbers that are NaN or infinite; take weights from before")
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Raise UserError, with the file's name, where a safetensors file is found missing or broken."""
+    """Raise a UserError with the file's name if a safetensors file is missing or broken."""
     try:
         yield
     except FileNotFoundError:
@@ -110,11 +110,11 @@ def naming(path: Path) -> Iterator[None]:
 
 CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
 LM_HEAD = "lm_head.weight"
-BUFFERS = "rotary_emb.inv_freq"  # computed, not trained: old files have them
+BUFFERS = "rotary_emb.inv_freq"  # computed, not trained; in old files
 FOREIGN = read_json(Path(__file__).with_name("foreign_weights.json"))
-# Other files with weights: pattern of their names -> their kind and the remedy; the first that fits counts.
+# Other files with weights: pattern of their names -> kind and remedy; the first match is used.
 OTHERS: dict[str, str] = FOREIGN["files"]
-# Prefixes of names: a part of them -> their program and the remedy; "": of anything else.
+# Prefixes of names: substring -> program and remedy; "": any other.
 WRAPPERS: dict[str, str] = FOREIGN["wrappers"]
 # Tensors next to the weights of fp8, GPTQ, AWQ, bitsandbytes, compressed-tensors, AQLM, MXFP4, PaddleNLP's weight-only.
 QUANTISED = re.compile(
@@ -124,12 +124,12 @@ QUANTISED = re.compile(
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """The file of each tensor. Raises UserError: there is none, or an index says otherwise than its files."""
+    """The file of each tensor. Raises UserError if there is none or an index contradicts its files."""
     config = read_json(folder / CONFIG)
     if isinstance(config, dict) and (other := config.get("transformers_weights")) is not None:
         raise UserError(f"{folder / CONFIG}: transformers_weights names {other!r}; {SINGLE} or {SHARDS} alone is read")
     single, index = folder / SINGLE, folder / SHARDS
-    if single.is_file():  # an index in its folder was left over, for transformers as well
+    if single.is_file():  # an index next to it is a leftover, also for transformers
         return dict.fromkeys(sorted(_names(single)), single)
     if not index.is_file():
         raise UserError(f"{folder}: has neither {SINGLE} nor {SHARDS}; {_instead(folder)}")
@@ -166,7 +166,7 @@ def require_plain(unknown: Iterable[str], folder: Path) -> None:
 
 
 def require_unwrapped(unknown: Iterable[str], wanted: str, folder: Path) -> None:
-    """Raise UserError if a tensor that is looked for has another prefix, as those of a model within another have."""
+    """Raise UserError if a required tensor exists with another prefix, as of a model inside another."""
     name = wanted if wanted == LM_HEAD else wanted.partition(".")[2]
     for tensor in unknown:
         if tensor == name or tensor.endswith(f".{name}"):
@@ -192,7 +192,7 @@ def _places(index: Path) -> dict[str, str]:
 
 
 def _instead(folder: Path) -> str:
-    """The files with weights that are there, and what to do."""
+    """The existing files with weights, and the remedy."""
     names = sorted(path.name for path in folder.iterdir())
     for pattern, remedy in OTHERS.items():
         if matches := [name for name in names if fnmatch(name, pattern)]:

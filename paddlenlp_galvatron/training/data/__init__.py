@@ -1,6 +1,6 @@
 """From text to batches: tokens on disk, their order, and the global batch of each step.
 
-Pretraining: `corpus` with a `tokenizer` writes the files of a `dataset`, which has their samples by a `sample_index`; a
-`source` has the batches. Fine-tuning: a line's `fields` become `conversations` by `templates`, also pairs, which are
-laid into rows (`tuning`). Both find the `special_tokens` of a tokenizer.json from the files next to it.
+Pretraining: `corpus` with a `tokenizer` writes the files of a `dataset`, which orders their samples; a `source` gives
+the batches. Fine-tuning: `templates` turn a line's `fields` into `conversations` or pairs, which `tuning` packs into
+rows. Both read the special tokens of a tokenizer.json from the files next to it.
 """

@@ -1,7 +1,7 @@
 """Fine-tuning samples: conversations as tokens of which the answers are learnt.
 
-A conversation is tokenised as one text, so its tokens are those of transformers' `apply_chat_template`; learnt tokens
-is known by the characters that a token stands for. All that is wrong with lines is reported at once, by file and line.
+A conversation is tokenised as one text, so its tokens are those of transformers' `apply_chat_template`; the characters
+of a token decide whether it is learnt. All faults of lines are reported at once, by file and line.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from .templates import ANSWERS, Rendered, Template, Turn
 from .text_files import decoded, read_lines
 from .tokenizer import encodings, tokenising
 
-MOST_FAULTS = 20  # kinds of faults that are named in one error
-BATCH_LINES, BATCH_CHARACTERS = 1000, 1 << 20  # tokenised at once: enough for the tokenizer's threads, little memory
+MOST_FAULTS = 20  # kinds of faults in one error
+BATCH_LINES, BATCH_CHARACTERS = 1000, 1 << 20  # per batch: enough for the tokenizer's threads, little memory
 Tokens = NDArray[np.int64]
-PROMPT_SHARE = 4  # a pair that is too long keeps at most this part of a row of its prompt, twice, and its answers
+PROMPT_SHARE = 4  # divisor of a row: largest prompt of a pair that is too long, which appears twice
 
 
 class LineFaults(dict[tuple[int, str], tuple[int, int]]):
-    """Faults of lines, equal ones of a file as one: (which file, the fault) -> its first line, and how many have it."""
+    """Faults of lines, merged per file: (file index, fault) -> its first line and the number of lines."""
 
     def add(self, file: int, line: int, fault: str) -> None:
         first, count = self.get((file, fault), (line, 0))
         self[file, fault] = min(first, line), count + 1
 
     def named(self, files: Sequence[Path]) -> list[str]:
-        """One text for each, in the order of the lines."""
+        """One text per fault, in the order of the lines."""
         rows = sorted((file, first, fault, count - 1) for (file, fault), (first, count) in self.items())
         return [
             f"{files[file]}: line {first}: {fault}"
@@ -50,35 +50,35 @@ class LineFaults(dict[tuple[int, str], tuple[int, int]]):
 
 
 class Line(NamedTuple):
-    """A conversation, and where it stands."""
+    """A conversation and its place in the data."""
 
     file: int  # index of the file
     number: int
     contents: list[LineMessage]
     context: Mapping[str, Any]  # other values that a chat template reads
-    unread: Sequence[str] = ()  # its keys that have no meaning here
+    unread: Sequence[str] = ()  # its keys without meaning here
     characters: int = 0  # characters of it in its file
 
     @property
     def masked(self) -> bool:
-        """Whether its fields say that nothing is learnt."""
+        """Whether its fields exclude every answer from the loss."""
         return not any(content.learnt for content in self.contents)
 
 
 class Losses(NamedTuple):
-    """Numbers of parts of a line that its sample lacks."""
+    """Numbers of a line's parts that are missing in its sample."""
 
-    unlearnt: int = 0  # answers excluded from the loss: the template changes them when messages follow
-    uncalled: int = 0  # answers with tool calls, excluded for the same reason
-    unopened: int = 0  # answers that begin before the generation prompt ends, as they lack thoughts that it opens
-    shortened: int = 0  # tokens of the texts before its last answer
-    unended: int = 0  # tokens of its last answer
-    dropped: int = 0  # turns
+    unlearnt: int = 0  # answers without loss: the template changes them when messages follow
+    uncalled: int = 0  # answers with tool calls without loss, for the same reason
+    unopened: int = 0  # answers without the thoughts that the generation prompt opens, which begin inside it
+    shortened: int = 0  # removed tokens of the texts before its last answer
+    unended: int = 0  # removed tokens of its last answer
+    dropped: int = 0  # removed turns
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Tokens of a line: a learnt token as it is, any other as ~token, which is below 0."""
+    """Tokens of a line: a learnt token unchanged, any other as ~token, which is negative."""
 
     line: Line
     tokens: Tokens
@@ -86,38 +86,38 @@ class Sample:
 
     @property
     def learns(self) -> bool:
-        """Whether any token is learnt; nothing before the first could predict it."""
+        """Whether any token but the first is learnt; the first has no predictor."""
         return bool((self.tokens[1:] >= 0).any())
 
 
 class Tokenised(NamedTuple):
-    """A conversation's tokens, signed as a sample's, and where its parts begin."""
+    """A conversation's tokens, with signs as in a sample, and the starts of its parts."""
 
     tokens: Tokens
-    system: int  # number of those of the system text
-    turns: list[tuple[int, int, int]]  # where the prompt begins, and the answer, and where it ends
-    texts: NDArray[np.int64]  # places of those of messages in the last prompt; others there are the template's marks
+    system: int  # tokens of the system text
+    turns: list[tuple[int, int, int]]  # start of the prompt, start and end of the answer
+    texts: NDArray[np.int64]  # positions of messages' tokens in the last prompt; the others are the template's
 
     @property
     def unlearnt(self) -> Tokens:
-        """The tokens, none of them learnt."""
+        """The tokens, without learnt tokens."""
         return np.where(self.tokens < 0, self.tokens, ~self.tokens)
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Conversations as tokens: whole turns as far as they fit, as PaddleNLP has it. A prompt that is too long loses the
-    beginning of its texts, never marks of the template or the system text.
+    """Conversations as tokens: as many whole turns as fit, as in PaddleNLP. A prompt that is too long loses the start
+    of its texts, never the template's marks or the system text.
 
-    A token is learnt if any of its characters stands in an answer that is learnt, as transformers counts; where the
-    template has `{% generation %}`, within its marks.
+    A token is learnt if any of its characters is in a learnt answer, as in transformers; with `{% generation %}` in the
+    template, inside its marks.
     """
 
     tokenizer: Tokenizer
     template: Template | None
-    end: int  # token behind an answer, where there is no template
+    end: int  # token after an answer without a template
     src_length: int  # most tokens of the prompt
-    length: int  # most tokens in all
+    length: int  # most tokens in total
     all_learnt: bool = False
     together: ClassVar = 1  # samples of a line, which share a row
 
@@ -162,7 +162,7 @@ class Encoder:
             begin += length * size
 
     def _encoded(self, lines: Sequence[Line], faults: LineFaults) -> Iterator[Sample]:
-        """Encodes a batch. Yields nothing once there are faults: the rest is read to find more of them."""
+        """Encodes a batch. Once there are faults it yields nothing and reads on only to find more."""
         good: list[tuple[Line, list[Rendered]]] = []
         for line in lines:
             try:
@@ -195,7 +195,7 @@ class Encoder:
         return [Sample(line, *self._cut(tokenised[0], Losses(**texts[0].losses)))]
 
     def _rendered(self, line: Line) -> list[Rendered]:
-        """Texts of the conversations. Raises UserError: there are none, or they would lack content of the line."""
+        """Texts of the conversations. Raises UserError if there are none or they would lack content of the line."""
         return [self._text(contents, line.context) for contents in self._conversations(line)]
 
     def _text(self, contents: Sequence[LineMessage], context: Mapping[str, Any]) -> Rendered:
@@ -209,7 +209,7 @@ class Encoder:
                     "and the tokenizer has none; name one: galvatron train --chat_template"
                 )
             asked, answer = (message["content"] for message in messages)
-            end = len(asked + answer) + 1  # the end token counts as a character
+            end = len(asked + answer) + 1  # the end token is one character
             return Rendered(asked + answer, 0, [Turn(len(asked), end, 1)])
         messages = in_its_form(self.template, messages, context)
         try:
@@ -222,7 +222,7 @@ class Encoder:
         return text
 
     def _pieces(self, conversation: Rendered) -> list[str]:
-        """The texts that are tokenised one by one: all in one, but for PaddleNLP's kinds of text."""
+        """The texts to tokenise separately: a single text, except for PaddleNLP's kinds of text."""
         if not self._apart:
             return [conversation.text]
         borders = [0, conversation.system, *(border for turn in conversation.turns for border in turn[:2])]
@@ -230,8 +230,8 @@ class Encoder:
 
     @cached_property
     def _apart(self) -> bool:
-        """Whether prompts and answers are tokenised apart, as PaddleNLP does: without a template, and by its
-        chat_template.json, unless the tokenizer puts a blank in front of each text: no answer begins with one."""
+        """Whether prompts and answers are tokenised separately, as in PaddleNLP: without a template, or with its
+        chat_template.json, unless the tokenizer adds a space before each text, as no answer begins with one."""
         return self.template is None or (self.template.apart and not _adds_blank(self.tokenizer))
 
     def _tokenised(
@@ -259,8 +259,8 @@ class Encoder:
         return Tokenised(np.where(learnt, tokens, ~tokens), *_places(conversation, starts, stops), texts)
 
     def _cut(self, conversation: Tokenised, losses: Losses) -> tuple[Tokens, Losses]:
-        """A conversation's tokens, as far as they fit: whole turns from the last one backwards, at least one, of which
-        the texts before the answer lose their beginning, and the answer its end."""
+        """A conversation's tokens that fit: whole turns from the last backwards. A single turn that is too long loses
+        the start of the texts before its answer, and the end of the answer."""
         tokens, system, turns, _ = conversation
         first = len(turns)
         while self.template and first and turns[-1][2] - turns[first - 1][0] <= self.length - system:
@@ -277,12 +277,12 @@ class Encoder:
 
     @staticmethod
     def _lost(conversation: Tokenised, excess: int, most: int) -> NDArray[np.int64]:
-        """Places of the tokens that the last prompt loses where it is too long: half of `most` stays in any case."""
+        """Positions of tokens to remove from a last prompt that is too long; half of `most` is always kept."""
         return conversation.texts[: max(min(excess, len(conversation.texts) - most // 2), 0)]
 
     @cached_property
     def _in_front(self) -> Tokens:
-        """Tokens that the tokenizer puts in front of a text, where no template says what stands there; unlearnt."""
+        """Tokens that the tokenizer adds before a text without a template; not learnt."""
         if self.template is not None:
             return np.zeros(0, np.int64)
         encoding = self.tokenizer.encode("a")
@@ -291,7 +291,7 @@ class Encoder:
 
 
 def _adds_blank(tokenizer: Tokenizer) -> bool:
-    """Whether a text gets something in front, as SentencePiece's do."""
+    """Whether the tokenizer adds a prefix to a text, like SentencePiece."""
     text = tokenizer.normalizer.normalize_str("a") if tokenizer.normalizer else "a"
     parts = tokenizer.pre_tokenizer.pre_tokenize_str(text) if tokenizer.pre_tokenizer else [(text, None)]
     return "".join(piece for piece, _ in parts) != "a"
@@ -300,7 +300,8 @@ def _adds_blank(tokenizer: Tokenizer) -> bool:
 def _places(
     conversation: Rendered, starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> tuple[int, list[tuple[int, int, int]]]:
-    """How many tokens the system text has, and where the turns stand. A token at a border is the answer's."""
+    """The number of tokens of the system text, and the positions of the turns. A token at a border belongs to the
+    answer."""
     starts, stops = np.maximum.accumulate(starts), np.maximum.accumulate(stops)
     begin = system = int(np.searchsorted(starts, conversation.system))
     turns = []
@@ -336,9 +337,9 @@ def _record(content: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class PairEncoder(Encoder):
-    """A line becomes two samples: the chosen answer's and the rejected one's. Both stand in one row, each behind a
-    prompt of its own, so that positions and attention are those of a conversation alone. `src_length`: most tokens of a
-    prompt, where a pair is longer than `length`."""
+    """A line becomes two samples: the chosen and the rejected answer. Both are in one row, each after its own copy of
+    the prompt, so that positions and attention are those of a single conversation. `src_length`: most tokens of the
+    prompt if a pair exceeds `length`."""
 
     together: ClassVar = 2
 
@@ -360,7 +361,7 @@ class PairEncoder(Encoder):
         return both
 
     def _samples(self, line: Line, texts: list[Rendered], tokenised: list[Tokenised]) -> list[Sample]:
-        """Earlier answers are not trained on, under any template."""
+        """Earlier answers are not learnt, under any template."""
         first, *_ = tokenised
         lasts = [item.turns[-1] for item in tokenised]
         answers = [item.tokens[answer:stop] for item, (_, answer, stop) in zip(tokenised, lasts, strict=True)]
@@ -368,7 +369,7 @@ class PairEncoder(Encoder):
         system = np.concatenate([self._in_front, first.unlearnt[: first.system]])
         left = self._room - 2 * len(system) - sum(map(len, (*asked, *answers)))
         last, dropped = lasts[0][0], len(first.turns) - 1
-        while dropped and 2 * (last - first.turns[dropped - 1][0]) <= left:  # whole turns, while both prompts have room
+        while dropped and 2 * (last - first.turns[dropped - 1][0]) <= left:  # whole turns, while both prompts fit
             dropped -= 1
         prompts = [np.concatenate([system, first.unlearnt[first.turns[dropped][0] : last], item]) for item in asked]
         losses = [Losses(unopened=text.losses["unopened"], dropped=dropped) for text in texts]
@@ -386,7 +387,7 @@ class PairEncoder(Encoder):
         return [Sample(line, np.concatenate([prompt, answer]), each) for prompt, answer, each in samples]
 
     def _fitted(self, answers: list[Tokens], room: int) -> list[Tokens]:
-        """Answers without their ends, in proportion to their lengths, as PaddleNLP has it."""
+        """Answers truncated in proportion to their lengths, as in PaddleNLP."""
         sizes = [len(answer) for answer in answers]
         if sum(sizes) <= room:
             return answers
@@ -395,5 +396,5 @@ class PairEncoder(Encoder):
 
     @property
     def _room(self) -> int:
-        """Tokens of both together: each has a place in the row but for the last, which predicts nothing."""
+        """Row positions of both together: all their tokens but the last ones, which predict nothing."""
         return self.length + 2

@@ -32,32 +32,32 @@ from .text_files import (
 )
 from .tokenizer import encode, encode_limited, largest_id
 
-TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")  # of text in folders; JSON lines, Parquet and named files may have any
+TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")  # of text in folders; other kinds and named files may have any
 NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
 BATCH_BYTES = 1 << 20  # text tokenised at once: enough for the tokenizer's threads, little memory
 BATCH_ROWS = 1000  # rows of a Parquet file read at once
-LARGEST_TEXT = 1 << 30  # characters of a file that is one document; a token takes about 100 bytes while it is made
+LARGEST_TEXT = 1 << 30  # characters of a file that is one document; tokenising needs about 100 bytes per token
 UINT16_VOCAB = 65500  # Megatron and PaddleNLP store ids of smaller vocabularies in two bytes, others in four
 
 
 class Document(NamedTuple):
     text: str
     size_bytes: int  # its size in the file, for progress
-    place: str  # its file, and its line there
+    place: str  # file and line number
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents of files of text, JSON lines and Parquet, in order. Iterating reads the files again each time."""
+    """Documents of text, JSON lines and Parquet files, in order. Each iteration reads the files again."""
 
     files: tuple[Path, ...]
     text_key: str = "text"  # field of a JSON line that holds the document
-    limit_bytes: int | None = None  # the document that passes it is the last
+    limit_bytes: int | None = None  # stops after the document that exceeds it
     encoding: str = UTF8
 
     @property
     def size_bytes(self) -> int | None:
-        """Bytes of text that are read, for progress; None: unknown, as files are compressed by their names."""
+        """Bytes of text to read, for progress; None: unknown, as the files' names indicate compression."""
         if any(file.suffix.lower() in (*COMPRESSED_SUFFIXES, ".parquet") for file in self.files):
             return self.limit_bytes
         try:
@@ -84,16 +84,16 @@ class Written(NamedTuple):
 
 
 class CorpusFiles(NamedTuple):
-    """Files to read, each once, in a fixed order, and the others of folders with the reasons why they are not read."""
+    """Files to read, each once, in a fixed order, and other files of folders with the reasons to skip them."""
 
     files: tuple[Path, ...]
     left_out: dict[Path, str]
 
 
 def find_files(inputs: Sequence[str | Path], encoding: str = UTF8) -> CorpusFiles:
-    """Files named, and in folders those that hold text.
+    """Named files, and files in folders that hold text.
 
-    Raises UserError: a file that is named, or has the ending of a text, cannot be read.
+    Raises UserError if a named file or a file with the ending of a text cannot be read.
     """
     files: dict[Path, None] = {}
     left_out: dict[Path, str] = {}
@@ -114,8 +114,8 @@ def find_files(inputs: Sequence[str | Path], encoding: str = UTF8) -> CorpusFile
 
 
 def _inside(path: Path, encoding: str) -> Iterator[tuple[Path, str | None]]:
-    """The file, or all files in the folder; and why each is not read. Raises UserError; OSError: some cannot be
-    listed."""
+    """The file, or all files in the folder, each with the reason to skip it. Raises UserError; OSError if files cannot
+    be listed."""
     if not path.is_dir():
         if not path.exists():
             raise UserError(f"input: {path}: no such file or folder")
@@ -133,15 +133,16 @@ def _inside(path: Path, encoding: str) -> Iterator[tuple[Path, str | None]]:
 
 
 def _look(file: Path, encoding: str) -> Look:
-    """`look`, which also raises UserError where the beginning is not of the encoding: not hours later."""
+    """`look`, which also raises UserError if the start of the file does not match the encoding, instead of hours
+    later."""
     seen = look(file, encoding)
     decoded(seen.text, encoding, f"{file}: ")
     return seen
 
 
 def _left_out(file: Path, root: Path, encoding: str) -> str | None:
-    """Why a file of a folder is not read; None: it is. Raises UserError: its ending is that of a text, but the file
-    cannot be read as one."""
+    """The reason to skip a file of a folder; None: read it. Raises UserError if it has the ending of a text but cannot
+    be read as text."""
     if not file.is_file():
         return "a pipe, a device, or a link to a folder or to nothing"
     if not file.resolve().is_relative_to(root):
@@ -172,8 +173,8 @@ def write_dataset(
 ) -> Written:
     """Tokenise documents and write `prefix.bin` and `prefix.idx`, each document closed by the token `end`.
 
-    With `tokenizer_file` the tokenizer, too, which was trained here; another one in its place is kept, as other data
-    may need it. All of it is there in the end, or nothing new. Raises UserError.
+    With `tokenizer_file` also write the tokenizer that was trained here; an existing other tokenizer is kept, as other
+    data may need it. Writes all files or none. Raises UserError.
     """
     bin_file, idx_file = dataset_files(prefix)
     files = [file for file in (bin_file, idx_file, tokenizer_file) if file]
@@ -182,7 +183,7 @@ def write_dataset(
         with (
             locked(prefix, file=prefix.with_name(f".{prefix.name}.lock")),
             _new_only_if_done(files),
-            whole_file(idx_file) as new_idx,  # gets its name last
+            whole_file(idx_file) as new_idx,  # renamed last
             whole_file(bin_file) as new_bin,
         ):
             if tokenizer_file:
@@ -197,7 +198,8 @@ def write_dataset(
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    """Write a `tokenizer.json` whole. Another one in its place is kept, as other data may need it: UserError."""
+    """Write a `tokenizer.json` atomically. Raises UserError if another tokenizer exists there, as other data may need
+    it."""
     _require_same(tokenizer, path)
     write_text(path, tokenizer.to_str(pretty=True))
 
@@ -209,7 +211,7 @@ def _require_same(tokenizer: Tokenizer, path: Path) -> None:
 
 @contextmanager
 def _new_only_if_done(paths: Sequence[Path]) -> Iterator[None]:
-    """If something fails, remove those files and empty folders that were not there before."""
+    """On failure, remove new files and new empty folders."""
     new = [path for path in paths if not path.exists()]
     try:
         yield
@@ -224,7 +226,7 @@ def _write(
     tokenised: Iterable[tuple[Document, list[int]]], bin_file: Path, idx_file: Path, largest: int, end: int
 ) -> Written:
     """Raises UserError, OSError."""
-    # Deferred: PaddleNLP takes seconds to import, and the command line imports this file.
+    # Imported here: PaddleNLP takes seconds, and the command line imports this file.
     from paddlenlp.data.indexed_dataset import MMapIndexedDatasetBuilder
 
     builder = MMapIndexedDatasetBuilder(str(bin_file), dtype=np.uint16 if largest + 1 < UINT16_VOCAB else np.int32)

@@ -1,11 +1,11 @@
 """One Megatron-compatible data set: its two files, and its samples, pass after pass.
 
-`prefix.bin` has tokens, `prefix.idx` how many each document. The files are others': nothing in them is used before
-it is checked.
+`prefix.bin` has the tokens, `prefix.idx` the length of each document. The files are untrusted: everything is checked
+before use.
 
-Which tokens each sample of a pass has is PaddleNLP's order, worked out once and kept next to the data. These files hold
-plain arrays and their origin: sizes and checksums of the data, never names or times. A file that is damaged, another
-user's or of another origin is not used.
+The tokens of each sample of a pass follow PaddleNLP's order, computed once and cached next to the data. Cache files
+hold plain arrays and their origin: sizes and checksums of the data, no names or times. A cache file that is damaged,
+another user's or of another origin is ignored.
 """
 
 import json
@@ -31,13 +31,13 @@ from ...base.reading import LargeFile, read_json
 from ...base.writing import locked, whole_file, write_text
 
 FOLDER = ".galvatron-index"  # next to the data
-LONGEST_WAIT_S = 600.0  # for another process that makes an index: minutes for billions of documents
+LONGEST_WAIT_S = 600.0  # wait for another process to make an index: minutes for billions of documents
 NUMBER = np.dtype("<i8")
 Arrays = tuple[NDArray[np.int64], NDArray[np.int64]]  # arrays of a SampleIndex
 
 
 class StoredRows:
-    """An array [rows, columns] of whole numbers in a .npy file, read where it is requested."""
+    """An array [rows, columns] of integers in a .npy file; reads only requested rows."""
 
     def __init__(self, path: Path, rows: int, columns: int):
         """Raises UserError for any other file."""
@@ -55,7 +55,7 @@ class StoredRows:
         return self._rows
 
     def __getitem__(self, rows: slice) -> NDArray[np.int64]:
-        """Raises UserError: there are no such rows, or they cannot be read."""
+        """Raises UserError if the rows do not exist or cannot be read."""
         first, count = int(rows.start), int(rows.stop - rows.start)
         content = self._file.read(self._begin + first * self._row_bytes, count * self._row_bytes)
         return np.frombuffer(content, NUMBER).reshape(count, self._columns)
@@ -66,13 +66,13 @@ class SampleIndex:
     """The order of one pass, in memory or in files."""
 
     samples: NDArray[np.int64] | StoredRows  # [samples, 3]: first and last document, first token in the former
-    documents: NDArray[np.int64] | StoredRows  # [documents, 2], as shuffled: place in the `.bin` and length, in tokens
+    documents: NDArray[np.int64] | StoredRows  # [documents, 2], shuffled: offset in the `.bin` and length, in tokens
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def stretches(self, sample: int, length: int) -> Iterator[tuple[int, int]]:
-        """Where a sample of `length` tokens stands: places in the `.bin` and numbers of tokens. Raises UserError."""
+        """The place of a sample of `length` tokens: offsets in the `.bin` and numbers of tokens. Raises UserError."""
         first, last, begin = self.samples[sample : sample + 1][0].tolist()
         for start, count in self.documents[first : last + 1].tolist():
             taken = min(count - begin, length)
@@ -83,8 +83,8 @@ class SampleIndex:
 def build_index(sizes: NDArray[np.int64], first: int, end: int, seq_length: int, seed: int) -> Arrays:
     """One pass over the documents `first` to `end` of `sizes` tokens, as PaddleNLP's GPTDataset shuffles one epoch.
 
-    The documents, shuffled, make one stream of tokens. Sample k has `seq_length` + 1 tokens of it from k * seq_length
-    on. Then the samples are shuffled.
+    The shuffled documents form one stream of tokens. Sample k is its `seq_length` + 1 tokens from k * seq_length on.
+    Then the samples are shuffled.
     """
     random = np.random.RandomState(seed)
     shuffled = np.arange(first, end)
@@ -108,10 +108,10 @@ def cached_arrays(
     build: Callable[[], Sequence[NDArray[np.int64]]],
     keep: bool = True,
 ) -> Sequence[NDArray[np.int64] | StoredRows]:
-    """Arrays [rows, columns] that are kept in a folder of this user or of `owner`; else new ones, kept there where that
-    can be, and with `keep`.
+    """Arrays [rows, columns] cached in a folder of this user or of `owner`; else new arrays, cached there if possible
+    and with `keep`.
 
-    `made_from`: their origin; JSON. One of several processes builds. Raises the errors of `build`.
+    `made_from`: their origin; JSON. Only one of several processes builds. Raises the errors of `build`.
     """
     if keep:
         with suppress(OSError):
@@ -124,16 +124,16 @@ def cached_arrays(
         return arrays
     if not keep:
         return build()
-    with suppress(UserError), locked(folder, wait_s=LONGEST_WAIT_S):  # without a lock or room it is kept in memory
+    with suppress(UserError), locked(folder, wait_s=LONGEST_WAIT_S):  # without a lock or disk space it stays in memory
         if not cached():
             write_cache(folder / name, made_from, *build())
     with suppress(OSError):
-        folder.rmdir()  # empty: nothing could be kept
+        folder.rmdir()  # removes an unused cache folder
     return cached() or build()
 
 
 def _is_trusted(folder: Path, owner: int) -> bool:
-    """Whether only this user, or who may write the data anyway, can have written here."""
+    """Whether only this user, or the owner of the data, can have written here."""
     try:
         state = folder.lstat()
     except OSError:
@@ -143,7 +143,7 @@ def _is_trusted(folder: Path, owner: int) -> bool:
 
 
 def write_cache(path: Path, made_from: Mapping[str, Any], *arrays: NDArray[np.int64]) -> None:
-    """Write arrays next to their sources. Raises UserError."""
+    """Cache arrays next to their sources. Raises UserError."""
     files = [_file(path, number) for number in range(len(arrays))]
     for file, array in zip(files, arrays, strict=True):
         with whole_file(file) as opened:
@@ -157,7 +157,7 @@ def write_cache(path: Path, made_from: Mapping[str, Any], *arrays: NDArray[np.in
 
 
 def read_cache(path: Path, made_from: Mapping[str, Any]) -> list[StoredRows] | None:
-    """The rows that `write_cache` wrote, if they are there, whole, and of this origin."""
+    """The rows from `write_cache`, if they exist, are whole and have this origin."""
     try:
         description = read_json(path)
         shapes = [(int(rows), int(columns)) for rows, columns in description["shapes"]]
@@ -179,10 +179,10 @@ VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of a token, documents, entries of Megatron's own list of them
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2", 9: "<u4", 10: "<u8"}
 NOT_WHOLE = (6, 7)  # types of floating-point numbers
-SAMPLED_BLOCKS = 16  # of the tokens, by which others are known: data sets have terabytes
+SAMPLED_BLOCKS = 16  # blocks of tokens in the checksum: data sets have terabytes
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
-SEEDS = 2**32  # numpy takes smaller ones
+SEEDS = 2**32  # numpy's limit of seeds
 
 
 def dataset_files(prefix: Path) -> tuple[Path, Path]:
@@ -193,7 +193,7 @@ def dataset_files(prefix: Path) -> tuple[Path, Path]:
 
 
 class TokenFiles:
-    """A data set that stays as it was when it was opened, or says that it has changed."""
+    """The files of a data set; detects changes after opening."""
 
     def __init__(self, prefix: Path):
         """Raises UserError."""
@@ -207,7 +207,7 @@ class TokenFiles:
         self.tokens = self._tokens.size_bytes // self._type.itemsize
         self.owner = self._index.state().st_uid
         self._seen = self._tokens.state()
-        # The content of the data, wherever they are.
+        # Identity of the data's content, independent of paths.
         self.identity = {
             "bin_bytes": self._tokens.size_bytes,
             "bin_crc32": self._tokens.checksum(SAMPLED_BLOCKS),
@@ -216,7 +216,7 @@ class TokenFiles:
         }
 
     def sizes(self) -> NDArray[np.int64]:
-        """Tokens of each document; they stand one after another in the `.bin`. Raises UserError for any other index."""
+        """Lengths of the documents, which are contiguous in the `.bin`. Raises UserError for any other index."""
         count, width = self.documents, self._type.itemsize
         content = self._index.read(HEADER.size, self._index.size_bytes - HEADER.size)
         sizes = np.frombuffer(content, "<i4", count).astype(np.int64)
@@ -242,13 +242,13 @@ class TokenFiles:
         raise UserError(f"{self._index.path}: {fault}; prepare the data again")
 
     def read(self, first: int, count: int) -> NDArray[np.int64]:
-        """Tokens from a place on, counted in tokens. Raises UserError: the data have changed, or cannot be read."""
+        """Tokens from an offset in tokens. Raises UserError if the data have changed or cannot be read."""
         width = self._type.itemsize
         content = self._tokens.read(first * width, count * width)
         return np.frombuffer(content, self._type).astype(np.int64)
 
     def require_unchanged(self) -> None:
-        """Raise UserError where another content was written into the file of tokens: samples would be cut wrongly."""
+        """Raise UserError if the file of tokens was overwritten, as samples would be cut wrongly."""
         now = self._tokens.state()
         if (now.st_size, now.st_mtime_ns) == (self._seen.st_size, self._seen.st_mtime_ns):
             return
@@ -285,9 +285,9 @@ class DataSet:
     """A split of a data set, in the order of PaddleNLP's causal dataset.
 
     Sample n is PaddleNLP's with the same seed; a next pass over the data is shuffled by seed + 1, and so on.
-    So a sample depends on the arguments and its number alone, not on how long the training runs.
+    So a sample depends only on the arguments and its number, not on the length of the training.
 
-    Every rank may open the same data at once, before or after Paddle's parallel environment.
+    All ranks may open the same data at once, before or after Paddle's parallel environment starts.
     """
 
     def __init__(self, prefix: str | Path, seq_length: int, seed: int, split: Split, shares: str, keep: bool = True):
@@ -305,8 +305,8 @@ class DataSet:
         self.samples = len(self._pass(0))  # samples of one pass over the split
 
     def sample(self, number: int) -> NDArray[np.int64]:
-        """Tokens [seq_length + 1] of a sample, counted from 0 through all passes. Raises UserError: the data have
-        changed, or cannot be read."""
+        """Tokens [seq_length + 1] of a sample, counted from 0 through all passes. Raises UserError if the data have
+        changed or cannot be read."""
         self._files.require_unchanged()
         pass_number, index = divmod(number, self.samples)
         stretches = self._pass(pass_number).stretches(index, self._seq_length + 1)
@@ -318,7 +318,7 @@ class DataSet:
             made_from = {"documents": [self._first, self._end], "seq_length": self._seq_length, "seed": seed}
             folder, origin = self.prefix.parent / FOLDER, self.identity | made_from
             arrays = cached_arrays(folder, self._files.owner, origin, lambda: self._build(seed), self._keep)
-            self._passes = {number: SampleIndex(*arrays)}  # samples continue in order: one is enough
+            self._passes = {number: SampleIndex(*arrays)}  # samples are read in order: one pass is enough
         return self._passes[number]
 
     def _build(self, seed: int) -> Arrays:
@@ -334,8 +334,8 @@ class DataSet:
 
 
 def split_edges(shares: str, documents: int) -> list[int]:
-    """Where the splits begin and end among the documents, by the rule of PaddleNLP's get_train_valid_test_split_,
-    whose import takes seconds: each split has its share, rounded, and the first one the remainder."""
+    """First and last document of the splits, by the rule of PaddleNLP's get_train_valid_test_split_ (not imported, as
+    that takes seconds): each split has its rounded share, the first one the remainder."""
     values = [float(share) for share in shares.split("," if "," in shares else "/")]
     ends = np.cumsum([round(value / sum(values) * documents) for value in values]).tolist()
     edges = [0, *ends, *[ends[-1]] * (len(SPLITS) - len(ends))]
@@ -343,7 +343,7 @@ def split_edges(shares: str, documents: int) -> list[int]:
 
 
 def _require_share(split: Split, shares: str) -> None:
-    """Raise UserError unless the shares read as PaddleNLP reads them, and leave the split any documents."""
+    """Raise UserError unless the shares are valid for PaddleNLP and give the split at least one document."""
     try:
         values = [float(share) for share in shares.split("," if "," in shares else "/")]
     except ValueError:

@@ -1,10 +1,10 @@
-"""Fields of a line of fine-tuning data, and of its messages: which are honoured, and which are refused.
+"""Fields of a line of fine-tuning data and of its messages: honoured or refused.
 
-Any field that changes the learnt tokens is honoured, given to the chat template, which must render it, or refused by
+A field that changes the learnt tokens is honoured, passed to the chat template, which must render it, or refused by
 name. Other keys are counted.
 
-Arguments of tool calls are an object, or as OpenAI's API returns them, JSON in a text. A chat template writes one of
-the two rightly; many put a text into quotes a second time, others take a text alone.
+Arguments of tool calls are an object or, as from OpenAI's API, JSON in a text. A chat template renders one of the two
+correctly; many quote a text a second time, others accept only a text.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ...base.reading import parse_json, read_json
 from .templates import ANSWERS, CALLS, MARK, REASONING, Message, Template
 
 NOTHING: tuple[object, ...] = ("", [], {})  # values of an empty field
-MASKS = ("weight", "loss", "train", "trainable")  # of a line or a message; 0 and false: not learnt, 1 and true: learnt
+MASKS = ("weight", "loss", "train", "trainable")  # keys of a line or message; 0, false: not learnt
 OF_LINES = ("context", "system", "tools", *MASKS)
-OF_TEMPLATES = ("name", "tool_call_id")  # of a message: names that many templates do not need
-# Names of keys, and the remedies of those that are refused.
+OF_TEMPLATES = ("name", "tool_call_id")  # keys of a message that many templates do not need
+# Names of keys, and remedies of refused keys.
 WORDS = read_json(Path(__file__).with_name("fields.json"))
-OF_CHATS = frozenset(WORDS["of_chats"])  # no values of the context
-OF_FORMATS = frozenset(WORDS["of_formats"])  # other formats than that of the line, or the other half of its own
+OF_CHATS = frozenset(WORDS["of_chats"])  # keys that the context may not set
+OF_FORMATS = frozenset(WORDS["of_formats"])  # keys of other formats, or of the other half of its own
 MEDIA, LOSS = frozenset(WORDS["media"]), frozenset(WORDS["loss"])
-CHANGING = MEDIA | LOSS | frozenset(WORDS["changing"])  # a key with one of these changes the learnt tokens, or seems to
+CHANGING = MEDIA | LOSS | frozenset(WORDS["changing"])  # keys with one of these words seem to change the learnt tokens
 REMEDIES: dict[str, str] = WORDS["remedies"]
 PAIR_REMEDIES = REMEDIES | WORDS["pair_remedies"]
 
@@ -42,7 +42,7 @@ class LineMessage(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """A conversation, as a line has it."""
+    """A conversation of a line."""
 
     contents: list[LineMessage]
     context: Mapping[str, Any]  # other values that a chat template reads
@@ -50,7 +50,7 @@ class Parsed(NamedTuple):
 
 
 def changes_learning(key: str) -> bool:
-    """Whether a key that is not honoured seems to change the learnt tokens."""
+    """Whether an unsupported key seems to change the learnt tokens."""
     return key not in OF_TEMPLATES and not CHANGING.isdisjoint(_words(key))
 
 
@@ -92,7 +92,7 @@ def _marked(message: Message, index: int) -> Message:
 
 
 def _mark(index: int) -> str:
-    """A text that occurs in no conversation. It has letters and digits alone, since templates may write JSON."""
+    """A text that occurs in no conversation, of letters and digits only, since templates may write JSON."""
     return f"GalvatronLooksFor{index}Here"
 
 
@@ -101,12 +101,12 @@ def _words(key: str) -> list[str]:
 
 
 def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables of several kinds of lines give a null where a line lacks a field; transformers leaves them out, too."""
+    """Drop nulls, which tables with several kinds of lines use for missing fields; transformers also drops them."""
     return {key: value for key, value in values.items() if value is not None}
 
 
 def refuse(key: str, value: object, where: str = "", remedies: Mapping[str, str] = REMEDIES) -> None:
-    """Raises UserError if a field says anything."""
+    """Raises UserError if a field is not empty."""
     if value not in NOTHING:
         remedy = next((remedies[word] for word in _words(key) if word in remedies), "take it out if it does not matter")
         raise UserError(f"{where}{shortened(key)}: seems to change the learnt tokens, but is not honoured; {remedy}")
@@ -138,7 +138,7 @@ def of_line(
         if not isinstance(text, str):
             raise UserError(f"{name}: is no text; give the system text")
         if not text and name == "system":
-            continue  # a column that most lines leave empty
+            continue  # a column that is empty in most lines
         if contents[0].message["role"] != "system":
             contents = [LineMessage({"role": "system", "content": text}, name), *contents]
         elif contents[0].message["content"] != text:
@@ -151,7 +151,7 @@ def of_line(
 
 
 def _context(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Other values that a template may read, as PaddleNLP calls them. Raises UserError."""
+    """Other values for the template, PaddleNLP's `context`. Raises UserError."""
     context = record.get("context", {})
     context = {} if context in NOTHING else context
     if not isinstance(context, dict):
@@ -162,7 +162,7 @@ def _context(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tools(tools: object) -> list[dict[str, Any]]:
-    """Descriptions of tools; many data sets write them as JSON in a text. Raises UserError."""
+    """Descriptions of tools, which may be JSON in a text. Raises UserError."""
     if isinstance(tools, str):
         tools = parse_json(tools, "tools") if tools.strip() else []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
@@ -171,7 +171,7 @@ def _tools(tools: object) -> list[dict[str, Any]]:
 
 
 def _learns(message: Mapping[str, Any], where: str) -> bool | None:
-    """Whether a line or message is learnt, if its masks say so. Raises UserError."""
+    """Whether a line or message is learnt, by its masks; None: no mask. Raises UserError."""
     contents = {}
     for name in MASKS:
         value = message.get(name)
@@ -205,14 +205,14 @@ def message_of(entry: object, field: str, unread: list[str]) -> LineMessage:
             refuse(key, value, f"{field}.")
         if key not in ("role", "content", *OF_TEMPLATES) and not changes_learning(key) and value not in NOTHING:
             unread.append(f"messages.{key}")
-    # An object where the arguments of a call are an empty text; another text that is no JSON object is refused.
+    # Empty text as arguments of a call means an empty object; other text must be a JSON object.
     message = _with_arguments(message, lambda arguments: (_arguments(arguments, field) and arguments) or {})
     return LineMessage(message, field, role == ANSWERS and learns is not False)
 
 
 def in_its_form(template: Template, messages: Sequence[Message], context: Mapping[str, Any]) -> list[Message]:
-    """The messages with arguments in the form that the template writes rightly: as they are, if it does. Raises
-    UserError: it does neither."""
+    """The messages with arguments in the form that the template renders correctly, unchanged if possible. Raises
+    UserError if it renders neither form correctly."""
     unchanged = list(messages)
     if all(message.keys().isdisjoint(CALLS) for message in unchanged):
         return unchanged

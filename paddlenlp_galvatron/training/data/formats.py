@@ -52,7 +52,7 @@ def conversation_of(record: Mapping[str, Any]) -> Parsed:
 
 
 def pair_of(record: Mapping[str, Any]) -> Parsed:
-    """A line of DPO: the conversation up to the last question, then the chosen and the rejected answer to it. Raises
+    """A line of DPO: the conversation up to the last question, then its chosen and rejected answers. Raises
     UserError."""
     record = without_nulls(record)
     if compared := [name for name in ("chosen", "rejected") if record.get(name, "") not in NOTHING]:
@@ -126,7 +126,7 @@ def _compared(record: Mapping[str, Any]) -> Parsed:
 
 
 def _answered(record: Mapping[str, Any], name: str, unread: list[str]) -> list[LineMessage]:
-    """An answer, and the prompt if it stands there. Raises UserError."""
+    """An answer, with the prompt if the field includes it. Raises UserError."""
     answer = record.get(name)
     if isinstance(answer, str) and answer.strip():
         return [LineMessage({"role": ANSWERS, "content": answer}, name, True)]

@@ -15,21 +15,21 @@ from ...runtime.batch import IGNORED_LABEL, Batch, Samples
 from .dataset import SPLITS, DataSet, Split
 
 Rows = Callable[[int, Sequence[int]], Batch]  # some rows of a step's global batch
-FIRST_BLOCK = 1 << 16  # samples of a blend that are ordered at first; 10 bytes each
+FIRST_BLOCK = 1 << 16  # samples of a blend that are ordered first; 10 bytes each
 
 
 class BatchSource(ABC):
-    """Where training gets its tokens. A step's batch depends on the source and the step alone."""
+    """Source of training's tokens. A step's batch depends only on the source and the step."""
 
     def __init__(self, global_batch: int, identity: dict[str, Any]):
-        """`identity`: all that determines a sample besides its number; JSON."""
+        """`identity`: everything that determines a sample besides its number; JSON."""
         self.global_batch, self.identity = global_batch, identity
-        self._ahead = 0  # samples used before step 0 of this source; less than 0: steps before had smaller batches
+        self._ahead = 0  # samples used before step 0 of this source; negative: earlier steps had smaller batches
 
     @abstractmethod
     def rows(self, step: int, rows: Sequence[int]) -> Batch:
         """Tokens [rows, seq_length + 1] of some rows of a step's global batch, both counted from 0: inputs, and labels
-        one to the right. Or both apart. Several threads may ask at once."""
+        one to the right; or inputs and labels separately. Thread-safe."""
 
     @property
     def notes(self) -> list[str]:
@@ -37,7 +37,7 @@ class BatchSource(ABC):
         return []
 
     def pass_rows(self, step: int, rows: Sequence[int]) -> Batch:
-        """Rows of a step as `rows`, of a single pass over the data."""
+        """Like `rows`, for a single pass over the data."""
         return self.rows(step, rows)
 
     def batch(self, step: int) -> Batch:
@@ -50,11 +50,11 @@ class BatchSource(ABC):
         return None
 
     def first_sample(self, step: int) -> int:
-        """Number of a step's first sample: of those that the steps before used."""
+        """Number of a step's first sample, as many as earlier steps used."""
         return self._ahead + step * self.global_batch
 
     def continue_at(self, step: int, sample: int) -> None:
-        """Let a step begin at a sample, for any size of the batches before."""
+        """Make a step begin at a sample, for any size of earlier batches."""
         self._ahead = sample - step * self.global_batch
 
     def position(self, step: int) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class InPasses(BatchSource):
         return self._batch([self.index(first + row) for row in rows])
 
     def pass_rows(self, step: int, rows: Sequence[int]) -> Samples:
-        """Rows beyond the last sample have no label."""
+        """Rows of a single pass; rows beyond the last sample have no label."""
         present = [row for row in rows if self.first_sample(step) + row < self.samples]
         ids, labels, ends, pairs = self.rows(step, present)
         lacking = ((0, len(rows) - len(present)), (0, 0))  # missing columns are the last ones
@@ -130,7 +130,7 @@ class RandomData(BatchSource):
 
 
 class TrainingData(BatchSource):
-    """A split of Megatron-compatible data: one data set, or several that PaddleNLP's rule blends.
+    """A split of Megatron-compatible data: one data set, or several, blended by PaddleNLP's rule.
 
     As with PaddleNLP, a data set is named by its path without .bin and .idx; `weight path weight path ...` blends data
     sets; a folder blends those in it with equal weights.
@@ -147,8 +147,8 @@ class TrainingData(BatchSource):
         vocab_size: int | None = None,
         keep: bool = True,
     ):
-        """Open the data. With `vocab_size`, a batch that holds a token beyond it is refused; with `keep`, the order of
-        samples is kept next to the data. Raises UserError."""
+        """Open the data. `vocab_size`: refuse batches with larger tokens; `keep`: cache the order of samples next to
+        the data. Raises UserError."""
         parts = parse_data(str(data))
         self._sets = [DataSet(entry.path, seq_length, seed, split, shares, keep) for entry in parts]
         self._weights = _shares([entry.weight for entry in parts])
@@ -237,8 +237,8 @@ class _Order(NamedTuple):
 
 
 def _blend(weights: NDArray[np.float64], count: int) -> _Order:
-    """The first samples of a blend, by the function under PaddleNLP's BlendableDataset: each is of the data set that
-    is furthest behind its share. More samples never change the order of these."""
+    """The first samples of a blend, by the function of PaddleNLP's BlendableDataset: each comes from the data set
+    furthest behind its share. More samples never change the order of these."""
     order = _Order(np.zeros(count, np.int16), np.zeros(count, np.int64))
     helpers.build_blending_indices(*order, weights, len(weights), count, False)
     return order

@@ -1,8 +1,8 @@
 """Chat templates: a conversation as text, split by role.
 
-Two kinds are read: PaddleNLP's chat_template.json, a template for each part, and the tokenizer's own Jinja template,
-one for all, as Hugging Face has it. Both are programs of others: they run in Jinja's sandbox and in a process of their
-own, with limits (`open_template`, `conversations`).
+Two kinds are read: PaddleNLP's chat_template.json, with a template for each part, and Hugging Face's Jinja template of
+the tokenizer, for the whole conversation. Both are untrusted programs: they run in Jinja's sandbox and in a separate
+process with limits (`open_template`, `conversations`).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ PADDLENLP = "chat_template.json"
 JINJA = "chat_template.jinja"
 PLAIN = "plain"  # no template, even if the tokenizer has one
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-LONGEST_FAULT = 120  # characters of one
-LARGEST = 1 << 20  # product, in characters or as a number; a power's base and exponent are at most its root
+LONGEST_FAULT = 120  # characters of a fault
+LARGEST = 1 << 20  # limit of products, in characters or as a number; its root bounds a power's base and exponent
 ANSWERS = "assistant"  # the role whose messages are learnt
 
-Message = dict[str, Any]  # role, content, and all else that a template may read
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the same field; transformers takes any
-THOUGHT = "</think>"  # ends them in the text of an answer
+Message = dict[str, Any]  # role, content, and other fields for the template
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the same field; transformers accepts any
+THOUGHT = "</think>"  # end of the thoughts in an answer
 CALLS = ("tool_calls", "function_call")
 MARK = "GalvatronLooksForThisAnswer"  # a text that no conversation has
 
 
 class Turn(NamedTuple):
-    """An answer and its end in a text; the prompt stands in front of it, from the turn before on."""
+    """An answer and its end in a text; its prompt starts after the previous turn."""
 
     start: int
     stop: int
@@ -52,7 +52,7 @@ class Turn(NamedTuple):
 
 @dataclass
 class Rendered:
-    """A conversation's text, and where its parts stand."""
+    """A conversation's text and the positions of its parts."""
 
     text: str
     system: int  # number of characters of the system text
@@ -61,8 +61,7 @@ class Rendered:
     losses: Counter[str] = field(default_factory=Counter)  # numbers of answers by the field of `Losses`
 
     def asked(self, messages: Sequence[Message], number: int) -> list[tuple[int, int]]:
-        """Where the texts of messages stand in the prompt of a turn, apart from the system text and the template's own
-        words."""
+        """Positions of the messages' texts in the prompt of a turn, without the system text and the template's text."""
         turn, spans = self.turns[number], list[tuple[int, int]]()
         previous = [each for each in self.turns if each.place < turn.place][-1:]
         begin, stop = max([self.system, *(each.stop for each in previous)]), turn.start
@@ -76,7 +75,7 @@ class Rendered:
         return spans
 
     def in_front(self, messages: Sequence[Message]) -> str:
-        """The text before the first turn, if another turn begins as the first one does behind it."""
+        """The text before the first turn, if the rest of the first turn begins like other turns."""
         heads = []
         for number, turn in enumerate(self.turns):
             texts = self.asked(messages, number)
@@ -92,7 +91,7 @@ class Compiled(NamedTuple):
 
 
 class Template(ABC):
-    """It is compiled where it is used first: in a process with limits."""
+    """Compiled at first use, in a process with limits."""
 
     text: str
     apart: bool  # whether prompts and answers are tokenised one by one
@@ -106,12 +105,12 @@ class Template(ABC):
 
     @property
     def names(self) -> frozenset[str]:
-        """Variables that it reads. Raises UserError: it is no template."""
+        """Variables that it reads. Raises UserError if it is no template."""
         return self._compiled.names
 
     @abstractmethod
     def whole(self, messages: Sequence[Message], context: Mapping[str, Any]) -> str:
-        """The text. Raises UserError: the conversation is none that the template takes."""
+        """The text. Raises UserError if the template does not accept the conversation."""
 
     @abstractmethod
     def rendered(self, messages: Sequence[Message], context: Mapping[str, Any]) -> Rendered:
@@ -159,12 +158,12 @@ class TurnTemplate(Template):
 
 
 class WholeTemplate(Template):
-    """A tokenizer's own template, which renders all messages at once. An answer is the text that the template adds to
-    the messages before it and the generation prompt; so an answer may hold any text.
+    """A tokenizer's template, which renders all messages at once. An answer is the text that the template adds to the
+    previous messages and the generation prompt, so it may hold any text.
 
-    Some templates take the thoughts out of every answer, and their generation prompt opens some (R1-Distill's ends with
-    `<think>`). Thoughts of the last answer are learnt behind that prompt, as the model must write them; an answer that
-    has none begins where the template puts it.
+    Some templates remove the thoughts from every answer, but their generation prompt opens them (R1-Distill's ends with
+    `<think>`). Thoughts of the last answer are learnt after that prompt, as the model must write them; an answer
+    without thoughts begins where the template puts it.
     """
 
     apart = False
@@ -208,22 +207,22 @@ class WholeTemplate(Template):
                 raise UserError("the chat template's generation prompt is not how it begins an answer")
             else:
                 result.losses[unlearnt] += 1
-        try:  # in front of all turns: a beginning, a system text, tools
+        try:  # before all turns: a start, a system text, tools
             system = self._render(messages[: messages[0]["role"] == "system"], context)
-        except UserError:  # some templates want a user's message
+        except UserError:  # some templates require a user's message
             system = result.in_front(messages)
         if result.turns and result.text[: result.turns[0].start].startswith(system):
             result.system = len(system)
         return result
 
     def _opening(self, context: Mapping[str, Any]) -> str:
-        """The text before an answer that nothing precedes: many templates do not take an empty conversation."""
+        """The text before an answer without previous messages: many templates refuse an empty conversation."""
         answer: list[Message] = [{"role": ANSWERS, "content": MARK}]
         text = self._render(answer, context)
         prompt = self._render(answer, context, prompt=True).removeprefix(text)
         begun = text.partition(MARK)[0]
         if not prompt:
-            return begun.rstrip()  # blanks in front of the answer are its own
+            return begun.rstrip()  # spaces before the answer belong to it
         return begun[: begun.rfind(prompt) + len(prompt)] if prompt in begun else begun
 
     def _loses_thoughts(self, history: Sequence[Message], message: Message, context: Mapping[str, Any]) -> bool:
@@ -234,7 +233,7 @@ class WholeTemplate(Template):
     def _with_thoughts(
         self, history: Sequence[Message], message: Message, asked: str, context: Mapping[str, Any]
     ) -> str:
-        """The text as the model must write the answer behind the generation prompt. Raises UserError."""
+        """The answer as the model must write it after the generation prompt. Raises UserError."""
         content_text: str = message["content"]
         if not message.keys().isdisjoint(REASONING):
             raise UserError("an answer has thoughts in its content, too, and the chat template takes one; give one")
@@ -253,7 +252,7 @@ class WholeTemplate(Template):
     def _around(
         self, history: Sequence[Message], message: Message, asked: str, context: Mapping[str, Any]
     ) -> tuple[str, str, str]:
-        """The text before an answer; the rest of the generation prompt, if it is its beginning; the end."""
+        """The text before an answer; the rest of the generation prompt, if the text is its start; the end."""
         begun, _, ended = self._render([*history, {**message, "content": MARK}], context).partition(MARK)
         return begun, asked[len(begun) :] if asked.startswith(begun) else "", ended
 
@@ -264,13 +263,13 @@ class WholeTemplate(Template):
 
 
 def _reasoning(message: Message) -> Message:
-    """The message with its thoughts under the names that templates read, as transformers has it."""
+    """The message with its thoughts under all names that templates read, as in transformers."""
     thoughts = next((message[name] for name in REASONING if name in message), None)
     return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
 def open_template(wanted: str | None, tokenizer: Path) -> Template | None:
-    """The template that is requested: a file, or a folder that has one; unset: the tokenizer's own, if it has one.
+    """The requested template: a file, or a folder that has one; unset: the tokenizer's template, if it has one.
 
     Raises UserError."""
     if wanted == PLAIN:
@@ -317,8 +316,8 @@ def _own(folder: Path) -> WholeTemplate | None:
 
 
 class _Generation(Extension):
-    """`{% generation %}`, by which some templates mark the learnt text. While a template is rendered, the environment
-    has the texts so far (`blocks`) and where marked ones begin and end (`marked`)."""
+    """`{% generation %}`, by which some templates mark the learnt text. During rendering the environment has the text
+    blocks so far (`blocks`) and the starts and ends of marked text (`marked`)."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -339,7 +338,7 @@ class _Generation(Extension):
 
 
 class _Unknown(Undefined):
-    """A variable that nobody gives: no text, except that a special token must not be missing without a word."""
+    """An undefined variable: empty text, but an error for a special token, which must not be missing silently."""
 
     def __str__(self) -> str:
         if self._is_token:
@@ -358,7 +357,7 @@ class _Unknown(Undefined):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, whose products are bounded, too; it bounds ranges itself. A limited process bounds all else."""
+    """Jinja's sandbox with bounded products; it bounds ranges itself, and a process with limits bounds the rest."""
 
     intercepted_binops = frozenset(["*", "**"])
 
@@ -382,7 +381,7 @@ def _environment() -> Any:
         extensions=["jinja2.ext.loopcontrols", _Generation],
         undefined=_Unknown,
     )
-    # No strftime_now, which some templates write into the system text: samples would change from day to day.
+    # No strftime_now, which some templates write into the system text: samples would change daily.
     environment.globals["raise_exception"] = refuse
     environment.filters["tojson"] = lambda value, **options: dumps(value, **{"ensure_ascii": False, **options})
     return environment
@@ -403,7 +402,7 @@ def _rendered(template: Any, values: Mapping[str, Any]) -> str:
     blocks.clear()
     template.environment.marked.clear()
     try:
-        for block in template.generate(**values):  # one by one, as marks count those so far
+        for block in template.generate(**values):  # one by one, as marks count the blocks so far
             blocks.append(block)
         return "".join(blocks)
     except FAULTS as error:

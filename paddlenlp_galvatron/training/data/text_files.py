@@ -1,6 +1,6 @@
-"""Text files of others: UTF-8 or an encoding that is named, plain or compressed, one text or JSON lines.
+"""Foreign text files: UTF-8 or a named encoding, plain or compressed, one text or JSON lines.
 
-The first bytes decide what a file is. Any that is not such text is refused by name.
+The first bytes decide the kind of a file. Other kinds are refused by name.
 """
 
 import codecs
@@ -18,13 +18,13 @@ from ...base.reading import LARGEST_BYTES, open_file
 UTF8 = "utf-8"
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 COMPRESSED_SUFFIXES = (".gz", ".gzip", ".zst", ".zstd", ".bz2", ".lz4", ".xz")
-JSON_OBJECT = re.compile(r'([^\n]*\n)?\s*\{\s*"')  # in the first line or the second: one may be damaged
+JSON_OBJECT = re.compile(r'([^\n]*\n)?\s*\{\s*"')  # in the first or second line, as one may be damaged
 JSON_LIST = re.compile(r"\s*\[\s*\{")
 LINE_END, MARK = "\n", "\ufeff"  # MARK: of byte order
 UNDECODABLE = "\udcff"  # stands for bytes that are not of the encoding: half a character, which no text has
-MARKING = "galvatron-marking"  # how errors of decoding are treated: each becomes UNDECODABLE
+MARKING = "galvatron-marking"  # handler of decoding errors: each becomes UNDECODABLE
 UNREADABLE = re.compile("[\0\ud800-\udfff]")
-PROOF = 8  # characters beyond ASCII that are valid UTF-8: in another encoding, less than one text in 10,000 has them
+PROOF = 8  # non-ASCII characters that are valid UTF-8; in other encodings fewer than one text in 10,000 has them
 
 codecs.register_error(MARKING, lambda error: (UNDECODABLE, cast(UnicodeDecodeError, error).end))
 
@@ -38,10 +38,10 @@ def require_encoding(name: str) -> None:
 
 
 class Look(NamedTuple):
-    """A file as its first bytes show it."""
+    """The kind of a file by its first bytes."""
 
-    codec: str | None  # the file is compressed by it
-    suffix: str  # ending of the name, in lower case, without that of the compression
+    codec: str | None  # the compression of the file
+    suffix: str  # ending of the name in lower case, without the compression's
     json_lines: bool
     parquet: bool
     text: str = ""  # its beginning, for `decoded`
@@ -75,14 +75,14 @@ def decompressed_name(path: Path) -> Path:
 
 
 def require_no_copies(files: Collection[Path]) -> None:
-    """Raise UserError: a file stands next to its compressed copy, so its text would be read twice."""
+    """Raise UserError if a file is next to its compressed copy, as its text would be read twice."""
     for file in files:
         if (plain := decompressed_name(file)) != file and plain in files:
             raise UserError(f"{file}: is the compressed {plain.name}, which is also there; keep one")
 
 
 def _require_text(file: str, head: bytes, kind: Kind | None, encoding: str | None) -> None:
-    """Raise UserError: the first bytes are no text in this encoding."""
+    """Raise UserError for first bytes that are no text in this encoding."""
     named = codecs.lookup(encoding or UTF8).name
     if kind and kind.encoding:
         if kind.encoding != named:
@@ -97,7 +97,7 @@ def _require_text(file: str, head: bytes, kind: Kind | None, encoding: str | Non
 
 
 def _is_utf8(head: bytes, least: int) -> bool:
-    """Whether bytes are UTF-8 with its mark, or with at least `least` characters beyond ASCII, and no NUL."""
+    """Whether bytes are UTF-8 without NUL, and have its byte order mark or at least `least` non-ASCII characters."""
     try:
         text = codecs.getincrementaldecoder(UTF8)().decode(head)
     except UnicodeDecodeError:
@@ -116,13 +116,13 @@ def _head(path: Path, codec: str | None) -> bytes:
 
 @contextmanager
 def _opened(path: Path, codec: str | None) -> Iterator[IO[bytes]]:
-    """A file, decompressed. Raises UserError: it cannot be read, or its compression is broken."""
+    """A decompressed file. Raises UserError if it cannot be read or its compression is broken."""
     with open_file(path) as file:
         try:
             if codec is None:
                 yield file
             else:
-                import pyarrow  # here, as its import takes time; unlike gzip.open and bz2.open, it refuses rests
+                import pyarrow  # slow import; unlike gzip.open and bz2.open, it refuses trailing data
 
                 with pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), codec) as stream:
                     yield stream
@@ -139,7 +139,7 @@ def read_lines(path: Path, encoding: str | None = None, largest: int = LARGEST_B
             number += 1
             if len(line) > largest:
                 raise UserError(f"{path}: line {number}: has more than {largest:,} characters; is it the right file?")
-            yield number, line.removeprefix(MARK)  # of each line: files may have been put one behind the other
+            yield number, line.removeprefix(MARK)  # on each line, as files may have been concatenated
 
 
 def read_whole(path: Path, encoding: str | None, largest: int) -> str:
@@ -164,7 +164,7 @@ def _text(path: Path, encoding: str | None) -> Iterator[TextIOWrapper]:
 
 
 def decoded(text: str, encoding: str | None, where: str = "") -> str:
-    """The text, which stands in `where`. Raises UserError: it has NULs, or bytes that are not of the encoding."""
+    """The text from `where`. Raises UserError for NULs, or bytes that are not of the encoding."""
     unreadable = UNREADABLE.search(text)
     if not unreadable:
         return text

@@ -1,5 +1,5 @@
-"""Byte-level BPE tokenizers: trained on the user's own text, or read from a `tokenizer.json`; and the special tokens of
-one, as transformers 5 finds them in the files next to it.
+"""Byte-level BPE tokenizers: trained on the user's text, or read from a `tokenizer.json`; and their special tokens,
+found like in transformers 5 in the files next to it.
 
 tokenizer_config.json names them. Without `added_tokens_decoder` in it, special_tokens_map.json wins over it, and
 added_tokens.json adds tokens. `add_bos_token` and `add_eos_token` have no effect with a tokenizer.json.
@@ -24,13 +24,13 @@ from ...base.reading import read_json, read_text
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENS_MAP = "special_tokens_map.json"
 ADDED_TOKENS = "added_tokens.json"
-MODEL_FILES = ("generation_config.json", "config.json")  # the first that has an eos_token_id counts
+MODEL_FILES = ("generation_config.json", "config.json")  # the first with an eos_token_id is used
 EOS, EOS_ID = "eos_token", "eos_token_id"
 NAMES = ("bos_token", EOS, "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 DECODER = "added_tokens_decoder"
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-EXTRA, ADDITIONAL = "extra_special_tokens", "additional_special_tokens"  # fields without names; the second is older
-# How well-known tokenizers call the token that ends a document; for a tokenizer.json of which no file says it.
+EXTRA, ADDITIONAL = "extra_special_tokens", "additional_special_tokens"  # fields of unnamed tokens; the second is older
+# End-of-document tokens of well-known tokenizers, for a tokenizer.json without such information.
 KNOWN_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>")
 LONGEST_LIST = 120  # characters
 MOST_DIGITS = 10  # digits of a token's id
@@ -91,12 +91,12 @@ class End(NamedTuple):
 
     token: int
     text: str
-    note: str | None = None  # for the user, where the files leave it open or contradict one another
+    note: str | None = None  # for the user, if the files have none or contradict each other
 
 
 def end_of_text(tokenizer: Tokenizer, path: Path | None = None, text: str | None = None) -> End:
-    """The token of that text, which the user names; else the `eos_token` of the tokenizer at `path`; else the model's
-    `eos_token_id` there. Raises UserError: it has none, or several."""
+    """The token that the user names; else the `eos_token` of the tokenizer at `path`; else the model's `eos_token_id`
+    there. Raises UserError if there is none or several."""
     if text is not None:
         return End(_id(tokenizer, text), text)
     named = special_tokens(path).texts.get(EOS) if path else None
@@ -148,7 +148,7 @@ def _later(config: Mapping[str, Any], defined: dict[str, Any]) -> dict[str, Any]
 
 
 def _named(defined: Mapping[str, Any], file: Path) -> dict[str, AddedToken | None]:
-    """Tokens by name; None: there is none of that name. Raises UserError."""
+    """Tokens by name; None: no token of that name. Raises UserError."""
     extra = defined[EXTRA] if isinstance(defined.get(EXTRA), dict) else {}
     return {
         name: None if name in NAMES and value in (None, "") else _token(value, file, name)
@@ -188,7 +188,7 @@ def _number(value: object, file: Path) -> int:
 
 
 def _object(file: Path) -> dict[str, Any]:
-    """The object in a file; none: an empty one. Raises UserError."""
+    """The object in a file; empty if there is no file. Raises UserError."""
     content = read_json(file) if file.is_file() else {}
     if not isinstance(content, dict):
         raise UserError(f"{file}: holds no JSON object; is it the right file?")
@@ -207,7 +207,7 @@ END_OF_TEXT = "<|endoftext|>"
 BYTES = 256  # every byte is a token, so any text can be written
 LARGEST_ID = 2**31 - 1  # largest id that a data set can hold
 
-_has_threads = False  # whether the package has begun its threads in this process
+_has_threads = False  # whether the package has started threads in this process
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -258,7 +258,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     limited(attempt, f"{file}: reading it", len(text))
     tokenizer = read()
-    tokenizer.no_truncation()  # many files have the limits of their last use: the rest of a document would be lost,
+    tokenizer.no_truncation()  # many files keep the limits of their last use, which would cut documents
     tokenizer.no_padding()  # padding would add tokens to documents
     return tokenizer
 
@@ -274,7 +274,7 @@ def encodings(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
     _has_threads = True
     around = tokenizer.post_processor
     try:
-        tokenizer.post_processor = None  # some take the blanks out of a token's characters
+        tokenizer.post_processor = None  # some exclude spaces from a token's characters
         batch: list[Encoding] = tokenizer.encode_batch(texts, add_special_tokens=False)
         return batch
     except (KeyboardInterrupt, SystemExit):
@@ -286,7 +286,7 @@ def encodings(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
 
 
 def encode_limited(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Runs `encode` under limits: the output of a tokenizer that others made may grow without bound, or never end."""
+    """Runs `encode` with limits: a foreign tokenizer may produce unbounded output or never end."""
 
     def work() -> bytes:
         lists = encode(tokenizer, texts)
@@ -303,7 +303,7 @@ def tokenising(work: Callable[[], bytes], name: str, size_bytes: int) -> bytes:
     """`limited`, for work that turns texts into tokens."""
 
     def alone() -> bytes:
-        if threads:  # which a forked process lacks: it would wait for them for ever
+        if threads:  # a forked process lacks the threads and would wait for ever
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
         return work()
 

@@ -1,7 +1,7 @@
-"""Rows of a fine-tuning data set: samples tokenised once, laid into rows once, kept next to the data.
+"""Rows of a fine-tuning data set: samples are tokenised and packed into rows once, and cached next to the data.
 
-So a step's rows are the same under every plan, after every restart, and for any reader. `pack` decides which
-samples share a row, from their lengths and order.
+So a step's rows are the same under every plan, after every restart, and for any reader. `pack` chooses the samples of
+each row by their lengths and order.
 """
 
 from bisect import bisect_left, insort
@@ -29,19 +29,19 @@ from .templates import open_template
 from .text_files import JSON_SUFFIXES, decompressed_name, look, require_no_copies
 from .tokenizer import end_of_text, load_tokenizer
 
-LAYOUT = 3  # of the cached rows; another number makes them again
-NAMES = {"train": "train", "valid": "dev"}  # split -> file or folder, as PaddleNLP calls them
-# On a line: its subject, and the words for it.
+LAYOUT = 3  # version of the cached rows; changing it rebuilds them
+NAMES = {"train": "train", "valid": "dev"}  # split -> PaddleNLP's name of its file or folder
+# Remarks on a line: subject and text.
 REMARKS: dict[str, tuple[str, str]] = read_json(Path(__file__).with_name("remarks.json"))
 MOST_NAMED = 3  # lines in a note
-MOST_KEYS = 100  # counted at most: lines without a common form may have any number
-WORTH_PACKING = 0.5  # share of the rows below which packing halves the time, and is named
-WINDOW = 500  # samples that PaddleNLP's greedy rule looks at together
-Rows = list[list[int]]  # numbers of the samples of each row
+MOST_KEYS = 100  # counted keys, as lines without a common form may have any number
+WORTH_PACKING = 0.5  # filled share of the rows below which packing halves the time and a note suggests it
+WINDOW = 500  # samples that PaddleNLP's greedy rule considers together
+Rows = list[list[int]]  # sample numbers of each row
 
 
 class TuningFiles(NamedTuple):
-    """Files of a split, and what else is in its folder, each with the reason why it is not read."""
+    """Files of a split, and skipped files of its folder with the reasons."""
 
     files: list[Path]
     left_out: list[str]
@@ -84,7 +84,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _left_out(file: Path) -> str | None:
-    """Why a file of a split's folder is not read; None: it is, or its name says that it should be."""
+    """The reason to skip a file of a split's folder; None: read it, or report its fault because of its name."""
     try:
         if decompressed_name(file).suffix.lower() in JSON_SUFFIXES and file.is_file():
             return None
@@ -94,22 +94,22 @@ def _left_out(file: Path) -> str | None:
 
 
 class Lengths(NamedTuple):
-    """How rows are used."""
+    """Statistics of the rows."""
 
-    document_tokens: float  # of the document that a token of a row stands in, on average
-    filled: float  # share of tokens that is not padding
+    document_tokens: float  # mean length of a token's document
+    filled: float  # share of tokens without padding
     learnt: float  # share of tokens that have a label
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How samples become rows of tokens."""
+    """Options that turn samples into rows of tokens."""
 
     seq_length: int
     vocab_size: int  # the model's, which has no larger token
     src_length: int = 1024  # most tokens of a prompt
     chat_template: str | None = None
-    all_learnt: bool = False  # prompts, too
+    all_learnt: bool = False  # prompts are learnt as well
     packing: Packing = "none"
     pairs: bool = False  # each line has a chosen and a rejected answer, which share a row
     keep: bool = True  # rows stay on disk next to the data
@@ -118,7 +118,7 @@ class RowLayout:
 class TuningData(InPasses):
     """A split of a fine-tuning data set. Pass p has its rows in the order of PaddleNLP's sampler, as `InPasses` says.
 
-    A row holds one sample, or several one after the other (`packing`), and padding behind them.
+    A row holds one sample, or several (`packing`), and padding at the end.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class TuningData(InPasses):
         split: str = "train",
         on_identity: Callable[[dict[str, Any]], object] = lambda identity: None,
     ):
-        """`on_identity` is called with the data's identity before rows are made of them, which may take minutes. Raises
+        """`on_identity` receives the data's identity before rows are made, which may take minutes. Raises
         UserError with the file and the line of each fault."""
         seq_length, packing, pairs = layout.seq_length, layout.packing, layout.pairs
         self._files, self._left_out = tuning_files(data, split)
@@ -169,7 +169,7 @@ class TuningData(InPasses):
         self._unread: dict[str, int] = loads(bytes(np.asarray(unread[0 : len(unread)])[:, 0].tolist()))
         self.packed = packing != "none" or pairs
         self._pairs = int(np.asarray(self._rows[0 : len(self._rows)])[:, 1].max()) // 2 if pairs else 0  # most in a row
-        # Log-probabilities of the answers, in the order of rows, by the reference model, which fills them in.
+        # Log-probabilities of the answers by the reference model, in the order of rows; set by `Reference`.
         self.reference = np.zeros(len(self._pieces), np.float32)
         self._seq_length = seq_length
 
@@ -219,7 +219,7 @@ class TuningData(InPasses):
         )
 
     def filled(self, step: int) -> float:
-        """Share of a step's tokens that is not padding."""
+        """Share of a step's tokens without padding."""
         rows = (self.index(self.first_sample(step) + row) for row in range(self.global_batch))
         tokens = sum(int(self._rows[row : row + 1][0][2]) for row in rows)
         return tokens / (self.global_batch * self._seq_length)
@@ -303,7 +303,7 @@ def _build(encoder: Encoder, files: Sequence[Path], layout: RowLayout) -> list[N
 
 
 def pack(lengths: Sequence[int], room: int, packing: Packing) -> Rows:
-    """Rows of samples, none of which is longer than `room`; each sample once, whole."""
+    """Rows of samples that are each at most `room` long; every sample is whole and appears once."""
     if packing == "none":
         return [[number] for number in range(len(lengths))]
     if packing == "in_order":
@@ -316,7 +316,7 @@ def pack(lengths: Sequence[int], room: int, packing: Packing) -> Rows:
 
 
 def _greedy(lengths: Sequence[int], room: int, numbers: range) -> Rows:
-    """PaddleNLP's greedy_zero_padding: a sample goes to the row with most room, or opens a new one."""
+    """PaddleNLP's greedy_zero_padding: a sample goes to the row with most free space, or opens a new row."""
     rows: Rows = [[]]
     left = [room]
     for number in numbers:
@@ -334,7 +334,7 @@ def _best_fit(lengths: Sequence[int], room: int) -> Rows:
     """Best fit decreasing: the longest sample first, each into the row that it fills best. Rows are in the order of
     their first sample in the data."""
     rows: Rows = []
-    open_rows: list[tuple[int, int]] = []  # room that is left, and which row; sorted
+    open_rows: list[tuple[int, int]] = []  # (free space, row), sorted
     for number in sorted(range(len(lengths)), key=lambda each: (-lengths[each], each)):
         position = bisect_left(open_rows, (lengths[number], -1))
         if position < len(open_rows):

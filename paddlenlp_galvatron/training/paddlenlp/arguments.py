@@ -1,4 +1,4 @@
-"""Options of training that a user's script gives: as words, or as PaddleNLP's training arguments."""
+"""Options of training from a user's script: a command line, or PaddleNLP's training arguments."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import field, fields, make_dataclass
@@ -31,7 +31,7 @@ DRY_RUN = "dry_run"
 
 
 class WorldStarter(TrainingArguments):  # type: ignore[misc]
-    """PaddleNLP's training arguments; the world is started as the plugin needs it, before they would start it."""
+    """PaddleNLP's training arguments; starts the world as needed here before the base class would."""
 
     def __post_init__(self) -> None:
         start_world()
@@ -55,9 +55,9 @@ GalvatronTrainingArguments = make_dataclass(
 
 
 def read_words(words: Sequence[str], say: Note = no_note, task: str | None = None) -> dict[str, Any]:
-    """Options by canonical name, and DRY_RUN, from a command line: flags, or one JSON file and flags that win over it.
+    """Options by canonical name, and DRY_RUN, from a command line: flags, or one JSON file and flags that override it.
 
-    `task`: the script's own, where none is given. `say` receives which have no effect. Raises UserError.
+    `task`: the script's default task. `say` receives options without effect. Raises UserError.
     """
     file, flags = (Path(words[0]), words[1:]) if words and words[0].endswith(".json") else (None, words)
     from_file = [f"--{name}={_word(value)}" for name, value in read_options(file).items()] if file else []
@@ -73,7 +73,7 @@ def _word(value: Any) -> str:
 
 
 def settings_of(words: Sequence[str]) -> TrainSettings:
-    """The run that a command line asks for, in a script of one's own, on each rank of a world that has started:
+    """The run of a command line, for user scripts, on each rank of a started world:
     `GalvatronTrainer(settings_of(sys.argv[1:])).train()`. Raises UserError."""
     start_world()
     notes: list[str] = []
@@ -81,9 +81,9 @@ def settings_of(words: Sequence[str]) -> TrainSettings:
 
 
 def settings_for(model: Any, arguments: Any, sample_length: int | None) -> TrainSettings:
-    """The run that a trainer is made for. `model`: its preset's name, directory or config.json, or PaddleNLP's config.
+    """The run of a trainer. `model`: its preset's name, directory or config.json, or PaddleNLP's config.
 
-    `sample_length`: sequence length of the user's own data, for where the plan leaves it open. Raises UserError.
+    `sample_length`: sequence length of the user's data, used if the plan has none. Raises UserError.
     """
     if not isinstance(arguments, TrainingArguments):
         fault = "missing" if arguments is None else f"is a {type(arguments).__name__}"
@@ -119,14 +119,14 @@ def _noted(run: Prepared, notes: Sequence[str]) -> TrainSettings:
 
 
 def _leaves_length_open(values: dict[str, Any]) -> bool:
-    """Whether the plan that is named does not say how many tokens a sample has."""
+    """Whether the named plan has no sequence length."""
     if plan := values.get("galvatron_config_path"):
         return read_plan(plan, dist.get_world_size()).assumed.seq_length is None
     return bool(UniformOptions.from_values(values).given)
 
 
 def _given(arguments: TrainingArguments) -> Iterator[tuple[str, Any]]:
-    """Arguments that differ from the default, and from PaddleNLP's own change of it."""
+    """Arguments that differ from the default and from PaddleNLP's automatic value."""
     made = TrainingArguments(output_dir=arguments.output_dir)
     for each in fields(arguments):
         value = getattr(arguments, each.name, each.default)  # PaddleNLP deletes one of its fields

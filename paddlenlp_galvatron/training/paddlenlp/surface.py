@@ -1,7 +1,7 @@
-"""PaddleNLP's Trainer surface under a plan: the attributes that its callbacks, scripts and sub-classes use.
+"""PaddleNLP's Trainer interface under a plan: the attributes that callbacks, scripts and sub-classes use.
 
-Arguments by PaddleNLP's names are answered from the run's settings, the model is this rank's part, and features that
-the plan's engine handles itself are refused by name.
+Arguments by PaddleNLP's names come from the run's settings, the model is this rank's part, and features that the plan's
+engine handles itself are refused by name.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from ..settings import TrainSettings, require_reporters
 
 T = TypeVar("T")
 
-# PaddleNLP's arguments without an option that its Trainer and callbacks heed.
+# PaddleNLP's arguments without our option that its Trainer and callbacks read.
 HANDED_ON = frozenset(
     {"run_name", "logging_strategy", "log_on_each_node", "metrics_output_path", "wandb_api_key", "wandb_http_proxy"}
 )
-# Named as in PaddleNLP, but for other things, with other values or under other conditions.
+# Same names as in PaddleNLP, but different meaning, values or conditions.
 UNLIKE = {"sequence_parallel", "optim", "load_best_model_at_end"}
 # PaddleNLP's names -> Paddle's
 AXES = {"data": "data", "sharding": "sharding", "sep": "sep", "tensor": "model", "pipeline": "pipe"}
 RANKED = ("data", "sharding", "model", "pipe")
 STAGES = {1: ShardingOption.SHARD_OP, 2: ShardingOption.SHARD_GRAD_OP, 3: ShardingOption.FULL_SHARD}
 
-# Names of PaddleNLP's Trainer that a plan has no use for -> why.
+# Names of PaddleNLP's Trainer without use under a plan -> reason.
 UNSUPPORTED: dict[str, str] = {
     name: row["why"] for row in read_json(Path(__file__).with_name("unsupported.json")) for name in row["names"]
 }
@@ -63,12 +63,12 @@ def degrees_of(plan: Plan, strategy: LayerStrategy) -> dict[str, int]:
 
 
 class NoCommunicators(UserError, AttributeError):
-    """PaddleNLP's models take an AttributeError for a world without fleet, and compute as one process does."""
+    """An AttributeError makes PaddleNLP's models assume a world without fleet and compute like one process."""
 
 
 class PlanGroup:
-    """Answers `fleet.get_hybrid_communicate_group()` while a plan is trained: degrees and this rank's places, by the
-    names of Paddle's class, where all layers have the same."""
+    """The result of `fleet.get_hybrid_communicate_group()` during training: degrees and this rank's positions, by the
+    names of Paddle's class, if all layers agree."""
 
     def __init__(self, plan: Plan, rank: int, layers: Sequence[LayerStrategy] = ()):
         """`layers`: the layers in question; none: all decoder layers."""
@@ -78,7 +78,7 @@ class PlanGroup:
         self._plan, self._answers = plan, [self._of(plan, layer) for layer in layers or plan.layers]
 
     def _of(self, plan: Plan, layer: LayerStrategy) -> dict[str, tuple[int, ...]]:
-        """The answers on every rank, as all ranks must refuse the same questions."""
+        """The answers on every rank, as all ranks must refuse the same calls."""
         degrees, ranks = degrees_of(plan, layer), range(plan.world_size)
         places = zip(degrees, np.unravel_index(ranks, [*degrees.values()]), strict=True)
         answers = {f"get_{axis}_parallel_rank": tuple(numbers.tolist()) for axis, numbers in places}
@@ -97,7 +97,7 @@ class PlanGroup:
         return PlanGroup(self._plan, self.global_rank, [self._plan.vocab.as_layer()])
 
     def __getattr__(self, name: str) -> Callable[[], int]:
-        """A method. Raises UserError: it depends on the layer, or asks for more than degrees and ranks."""
+        """A method of Paddle's class. Raises UserError if it depends on the layer or is not about degrees and ranks."""
         if name.startswith("_") or not hasattr(HybridCommunicateGroup, name):
             raise AttributeError(name)
         if name not in self._answers[0]:
@@ -123,16 +123,16 @@ def _rank_along(axis: str) -> property:
 
 
 class RunArguments(TrainingArguments):  # type: ignore[misc]
-    """PaddleNLP's arguments with the plan's degrees, of which fleet knows nothing.
+    """PaddleNLP's arguments with the plan's degrees instead of fleet's.
 
     Degrees and ranks are those of the widest decoder layer, the first with the largest degree. Under any plan,
     train_batch_size * gradient_accumulation_steps * dataset_world_size is the global batch.
     """
 
-    _ranks: dict[str, int]  # this rank's place on each axis; without: the plan is not set yet
+    _ranks: dict[str, int]  # this rank's position on each axis; absent before the plan is set
 
     def set_plan(self, plan: Plan, group: PlanGroup) -> None:
-        """Take over the plan. PaddleNLP's own checks of degrees, which are fleet's, must be over."""
+        """Set the plan, after PaddleNLP's checks of degrees, which use fleet."""
         index = max(range(len(plan.layers)), key=lambda layer: plan.layers[layer].ranks)
         layer, view = plan.layers[index], group.of_layer(index)
         for name, axis in AXES.items():
@@ -153,8 +153,8 @@ class RunArguments(TrainingArguments):  # type: ignore[misc]
 
 
 class SyncParallelInfo(TrainerCallback):  # type: ignore[misc]
-    """Gives fleet and `args` the plan once PaddleNLP's Trainer is made, which checks degrees as fleet needs them; the
-    user's callbacks come after it."""
+    """Sets the plan for fleet and `args` after PaddleNLP's Trainer, which checks fleet's degrees, is constructed, and
+    before the user's callbacks."""
 
     def __init__(self, plan: Plan, group: PlanGroup):
         self._plan, self._group = plan, group
@@ -201,10 +201,10 @@ def _reporters(settings: TrainSettings) -> list[str]:
 
 
 class LocalModel(Layer):  # type: ignore[misc]
-    """The weights of the layers that this rank holds, under the names that PaddleNLP's whole model gives them.
+    """The weights of this rank's layers, under their names in PaddleNLP's whole model.
 
-    A parameter is the slice that the rank holds of a weight; under zero3 the flat part of that slice which it keeps,
-    which may be empty. Their values are the current ones whenever a callback runs.
+    A parameter is the rank's slice of a weight; under zero3 the flat part of that slice on this rank, possibly empty.
+    Their values are the current ones whenever a callback runs.
     """
 
     def __init__(self, stage: Stage):
@@ -224,7 +224,7 @@ class LocalModel(Layer):  # type: ignore[misc]
         owner.add_parameter(name, parameter)
 
     def forward(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises UserError: these are the parts of one rank."""
+        """Raises UserError, as these are only one rank's parts."""
         raise UserError(
             "model: a rank holds parts of it, which the plan's engine runs; for a forward pass of your own save it "
             "(trainer.save_model) and load it whole with PaddleNLP"
@@ -240,19 +240,20 @@ def inputs_of(rows: Rows, step: int, micro_batch: int, plan: Plan, args: RunArgu
 
 
 def refuse_arguments(values: Mapping[str, Any]) -> None:
-    """Raise UserError for arguments of PaddleNLP's Trainer that a plan has no use for, TypeError for unknown ones."""
+    """Raise UserError for arguments of PaddleNLP's Trainer without use under a plan, TypeError for unknown
+    arguments."""
     if unknown := values.keys() - UNSUPPORTED.keys():
         raise TypeError(f"GalvatronTrainer got an unexpected keyword argument {min(unknown)!r}")
     _refuse([name for name, value in values.items() if value is not None and value != (None, None)])
 
 
 def refuse_overrides(trainer: type[Any]) -> None:
-    """Raise UserError for methods of a sub-class that nobody would call."""
+    """Raise UserError for methods of a sub-class that would never be called."""
     _refuse([name for name in vars(trainer) if name in UNSUPPORTED])
 
 
 def without_unsupported(trainer: type[T]) -> type[T]:
-    """A trainer whose methods that are not there say so."""
+    """A trainer whose unsupported methods raise an error with the reason."""
     for name in UNSUPPORTED.keys() & vars(Trainer).keys() - vars(trainer).keys():
 
         def refuse(*_: Any, name: str = name, **__: Any) -> NoReturn:

@@ -1,5 +1,5 @@
-"""PaddleNLP's Trainer as a guest of the training loop: callbacks receive the loop's events and decide what is due. A
-data set of the user's own is any object with a length and items by number, as PaddleNLP's Trainer takes it."""
+"""PaddleNLP's Trainer on the training loop: callbacks receive the loop's events and decide the actions due. A user's
+data set is any object with a length and items by number, as for PaddleNLP's Trainer."""
 
 import math
 import time
@@ -39,11 +39,11 @@ from .surface import (
 Tokens = NDArray[np.int64]
 Collator = Callable[[list[Any]], Mapping[str, Any]]
 KEYS = {"input_ids", "labels", "attention_mask"}
-WHOLE = "text"  # PaddleNLP's pretraining data sets call inputs and labels together so
+WHOLE = "text"  # name of inputs and labels together in PaddleNLP's pretraining data sets
 
 
 class MapData(InPasses):
-    """Global batches of a map-style data set, in the order that `InPasses` says."""
+    """Global batches of a map-style data set, in the order of `InPasses`."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class MapData(InPasses):
         shuffle: bool = True,
     ):
         """`name`: of the argument, for errors. `collator`: makes a batch of items, as PaddleNLP's data_collator.
-        Raises UserError: it has no length, or no items."""
+        Raises UserError if it has no length or no items."""
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise UserError(
                 f"{name}: a {type(dataset).__name__} has no length or no items by number; give a map-style data set "
@@ -77,7 +77,7 @@ class MapData(InPasses):
         return len(self._dataset)
 
     def _batch(self, indices: Sequence[int]) -> Samples:
-        """Raises UserError: they are no such tokens."""
+        """Raises UserError for invalid tokens."""
         if not indices:
             nothing = np.empty((0, self._seq_length), np.int64)
             return Samples(nothing, nothing)
@@ -133,7 +133,7 @@ class MapData(InPasses):
 
 
 def sample_length(dataset: Any) -> int | None:
-    """Sequence length of a data set, by its first item; None: it does not say."""
+    """Sequence length of a data set by its first item; None: unknown."""
     try:
         item = dataset[0]
         if isinstance(item, Mapping):
@@ -148,7 +148,7 @@ def _integers(value: Any, where: str) -> Tokens:
     """Raises UserError."""
     try:
         array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
-    except ValueError:  # rows of unlike length
+    except ValueError:  # rows of different lengths
         array = np.empty(0)
     if not np.issubdtype(array.dtype, np.integer):
         raise UserError(f"{where}: is no array of integers")
@@ -170,7 +170,7 @@ def _require_causal(mask: Any, labels: Tokens, where: str) -> None:
 
 @without_unsupported
 class GalvatronTrainer(Trainer):  # type: ignore[misc]
-    """Trains by a plan. Every rank of the world makes one from equal arguments, and calls `train`."""
+    """Trains by a plan. Every rank of the world constructs it with equal arguments and calls `train`."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         self.loop = TrainingLoop(self.run, Callbacks(self))
         engine, settings, steps = self.run.engine, self.run.settings, self.run.steps
         group = PlanGroup(engine.plan, engine.rank)
-        uninstall_group()  # PaddleNLP's Trainer asks while it is made, which another run's plan may refuse
+        uninstall_group()  # PaddleNLP's constructor uses the group, and another run's plan may refuse that
         self.args: RunArguments
         self.control: Any
         settings.make_output_dir()  # PaddleNLP's own directory might not be written to disk
@@ -230,7 +230,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
     def _open_evaluation(
         self, settings: TrainSettings, plan: Plan, shape: ModelShape, data_sets: Any = None
     ) -> Sources:
-        """`data_sets`: the user's; None: those that the trainer was made with, else the validation split."""
+        """`data_sets`: the user's; None: those of the constructor, else the validation split."""
         data = self.eval_dataset if data_sets is None else data_sets
         if data is None and self._own_data is not None:
             raise UserError("eval_dataset: missing; training is on a train_dataset, which has no validation split")
@@ -253,10 +253,10 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         return self._open_evaluation(self.run.settings, self.run.engine.plan, self.run.engine.shape, data_sets)
 
     def _wrap_amp_model(self, *_: Any) -> None:
-        """The engine has cast its weights by itself."""
+        """Does nothing: the engine has cast its weights."""
 
     def print_config(self, *_: Any, **__: Any) -> None:
-        """The settings' file has it."""
+        """Does nothing: the settings' file has them."""
 
     def train(
         self, resume_from_checkpoint: str | Path | bool | None = None, ignore_keys_for_eval: Any = None
@@ -264,7 +264,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         """Train to the end.
 
         `resume_from_checkpoint`: a checkpoint's folder; True: the newest whole one of the run, if any; False: from the
-        beginning; None: as the settings say. `ignore_keys_for_eval` has nothing to do here. Raises GalvatronError.
+        beginning; None: as the settings say. `ignore_keys_for_eval` has no effect. Raises GalvatronError.
         """
         if resume_from_checkpoint is not None:
             from_words = {True: "auto", False: "none"}
@@ -280,7 +280,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
     def steps(self) -> Iterator[StepRecord]:
-        """Train, giving the record of every step. Raises GalvatronError."""
+        """Train and yield the record of every step. Raises GalvatronError."""
         return self.loop.steps()
 
     def evaluate(
@@ -298,8 +298,8 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
 
 
 class Callbacks(Events):
-    """Calls PaddleNLP's callbacks in the order of its own trainer. As in its pipeline, the micro-batches of a step run
-    together, when the last one is loaded."""
+    """Calls PaddleNLP's callbacks in the order of its trainer. As in its pipeline, the micro-batches of a step run
+    together after the last is loaded."""
 
     def __init__(self, trainer: GalvatronTrainer):
         self._trainer = trainer
@@ -328,7 +328,7 @@ class Callbacks(Events):
     def on_step_begin(self, step: int) -> None:
         trainer, plan = self._trainer, self._trainer.run.engine.plan
         for micro_batch in range(plan.micro_batches):
-            if self._shows_data:  # by PaddleNLP's division, which is not that of the plan's engine
+            if self._shows_data:  # micro-batches as PaddleNLP divides them, not as the engine does
                 inputs = inputs_of(trainer.run.data.rows, step, micro_batch, plan, trainer.args)
                 self._call("on_load_data_end", inputs=inputs)
             if micro_batch == 0:
@@ -345,7 +345,7 @@ class Callbacks(Events):
         self._call("on_optimizer_end", scaler=self._trainer.run.engine.scaler)
 
     def on_step_end(self, step: int) -> None:
-        """Raises UserError when a callback wants to leave an epoch early, which the order of samples does not know."""
+        """Raises UserError if a callback asks to end an epoch early, which the order of samples does not support."""
         self._reached(step)
         self._call("on_step_end")
         if self.control.should_epoch_stop and not self.control.should_training_stop:
@@ -372,21 +372,21 @@ class Callbacks(Events):
 
     @property
     def _has_others(self) -> bool:
-        """Whether there are callbacks that PaddleNLP did not bring."""
+        """Whether there are callbacks beyond PaddleNLP's."""
         kinds = {type(each) for each in self._trainer.callback_handler.callbacks} - {SyncParallelInfo}
         return any(not kind.__module__.startswith("paddlenlp.") for kind in kinds)
 
     @property
     def _shows_data(self) -> bool:
-        """Whether a callback looks at the data that are loaded."""
+        """Whether a callback reads the loaded data."""
         silent = TrainerCallback.on_load_data_end
         return any(type(each).on_load_data_end is not silent for each in self._trainer.callback_handler.callbacks)
 
 
 def _settings(model: Any, args: TrainingArguments | None, train_dataset: Any) -> TrainSettings:
-    """The run that a trainer is made for. Raises UserError."""
+    """The run of a trainer. Raises UserError."""
     if not isinstance(model, TrainSettings):
-        from .arguments import settings_for  # here, as a run that `galvatron train` starts has its settings
+        from .arguments import settings_for  # here: runs of `galvatron train` have their settings
 
         return settings_for(model, args, sample_length(train_dataset))
     if args is not None:
