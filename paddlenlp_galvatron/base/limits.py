@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-MOST_RANKS = 65_536  # the largest published runs had about 25,000
+MOST_RANKS = 65_536  # the largest published runs had about 25,000 ranks
 MOST_LAYERS = 10_000
 MOST_SAMPLES = 1_000_000
 MOST_SIZE = 2**24  # of hidden size, heads, words of a vocabulary, sequence length
@@ -25,7 +25,7 @@ Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]  # global batch size, or 
 
 
 def _thousands(value: object) -> object:
-    """8k, as sequence lengths are written, is 8192."""
+    """A number that may be written with k, as sequence lengths are: 8k is 8192."""
     if isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,6})[kK]", value)):
         return 1024 * int(match[1])
     return value

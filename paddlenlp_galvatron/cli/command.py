@@ -124,7 +124,7 @@ def _options_in(path: Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 class App:
-    """The commands of one word of `galvatron`: a single one, or, with a help of their own, a group."""
+    """One top-level command (`search`), or a group of sub-commands with its own help (`plan show`, `plan check`)."""
 
     def __init__(self, help: str = ""):
         self.help = help

@@ -191,7 +191,7 @@ class LayerPrices:
         if sequence_parallel and placed.tp > 1 and self._modules.options.global_memory_buffer and not measured:
             working += tokens_mib
         gathered = samples * self._gathered_mib(placed, mesh, layer_type)
-        working += gathered  # their gradients
+        working += gathered  # also their gradients
         tables = 0.0
         if (context := mesh.degree(Axis.CONTEXT)) > 1:  # rows of masks and positions for its own tokens
             working += self._modules.constants_mib / context

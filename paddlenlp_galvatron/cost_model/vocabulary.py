@@ -137,7 +137,7 @@ class VocabPrices:
 
     @once
     def middle_cost(self, stage: StageSetting, later: bool) -> LayerCost:
-        """The input of a stage without embedding and LM head, as `CostModel.middle_cost` has it."""
+        """The input of a stage without embedding and LM head; see `CostModel.middle_cost`."""
         widest = max(self._modules.token_bytes(stage.micro_batch, kind) for kind in range(len(self._models)))
         input_mib = widest / stage.stage_size / MIB
         several = stage.micro_batches > 1

@@ -23,7 +23,7 @@ class Nodes:
 
     num_nodes: int = 1
     node_rank: int = 0
-    master_addr: str = ""  # of node 0, as the other nodes see it
+    master_addr: str = ""  # address of node 0 for the other nodes
     master_port: int | None = None  # a free port of node 0; None on one node: any
 
     def __post_init__(self) -> None:

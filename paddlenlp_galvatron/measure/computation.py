@@ -59,7 +59,7 @@ class PassRound(NamedTuple):
 
     @property
     def samples(self) -> list[float]:
-        """Forward and backward together."""
+        """Forward plus backward."""
         return [forward + backward for forward, backward in zip(self.forward, self.backward, strict=True)]
 
 

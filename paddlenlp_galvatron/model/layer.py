@@ -115,7 +115,7 @@ class Recompute(Flag):
 
 
 PARTS = (Recompute.NORMS, Recompute.ATTENTION, Recompute.MLP)
-MODULES = (Recompute.SUBLAYER, Recompute.GATE_UP)  # one of them for a layer, or none
+MODULES = (Recompute.SUBLAYER, Recompute.GATE_UP)  # a layer has at most one of these
 PARTLY = tuple(Recompute(number) for number in range(2, 2 << len(PARTS), 2))  # every choice of parts
 # Choices whose bytes and times add up to all others; norms and MLP share the activation function.
 TOGETHER = Recompute.NORMS | Recompute.MLP

@@ -172,7 +172,7 @@ def fleet_arguments(plan: Plan, model: ModelShape | None = None, program: str = 
 
 
 def _task_arguments(plan: Plan) -> dict[str, Argument]:
-    """Arguments of the task that the plan was searched for; PaddleFleet's own default fine-tunes adapters."""
+    """Arguments of the task that the plan was searched for; PaddleFleet's default fine-tunes adapters."""
     searched = searched_options(plan)
     task, rank = searched.get("task"), adapters_of(plan)
     stage = {"sft": "SFT", "lora": "SFT", "dpo": "DPO"}.get(str(task), "PT")

@@ -48,7 +48,7 @@ class Incumbents:
     outcomes: dict[PlanFamily, FamilyOutcome] = field(default_factory=dict)
     bounds_s: dict[PlanFamily, float] = field(default_factory=dict)  # step bounds of families that cannot win
     unproven_ms: float = inf  # lowest bound of families that were given up, or rejected within the gap
-    left_out_ms: float = inf  # the same, of families that were left out
+    left_out_ms: float = inf  # the same for families that the proof excludes
 
     @property
     def ranked(self) -> list[Candidate]:

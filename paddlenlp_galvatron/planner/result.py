@@ -186,7 +186,7 @@ class FamilyOutcome(IntEnum):
 
     @property
     def words(self) -> str:
-        """The outcome as people read it."""
+        """The outcome in words."""
         return {
             FamilyOutcome.NOT_DIVISIBLE: "divisibility: batch, heads and ranks do not split evenly",
             FamilyOutcome.OUT_OF_MEMORY: "memory: no plan of it fits",

@@ -24,8 +24,8 @@ class Spare:
 
 
 def spares(plan: Plan, question: Question, nodes: Sequence[int]) -> list[Spare]:
-    """A search for each number of nodes, the largest first. Raises UserError: a number is not less than the plan's, or
-    its prices are not known."""
+    """A search for each number of nodes, the largest first. Raises UserError for a number that is not below the plan's,
+    or without prices."""
     each = question.options.num_gpus_per_node
     whole = plan.world_size // each
     if plan.world_size % each or any(number >= whole for number in nodes):

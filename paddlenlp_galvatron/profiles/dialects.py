@@ -63,7 +63,7 @@ class _Lengths:
         self._why = "the file's name" if named else "this search's"
 
     def of(self, key: str, text: str | None) -> Sequence[str]:
-        """Raises UserError where there is none."""
+        """Raises UserError if no sequence length is known."""
         if text is not None:
             return re.findall(r"[^,\s\[\]]+", text) or [text]
         if not self._unnamed_lengths:

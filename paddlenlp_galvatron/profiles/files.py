@@ -146,7 +146,7 @@ class ProfileSource(TypedDict, total=False):
 
 def profile_path(path: str | Path | None, folder: str | Path | None, name: str) -> tuple[Path | None, bool]:
     """Path of a profile file: `path`, which may be its folder, else its documented name in `folder`; and whether to
-    read it, as it exists or `path` names it."""
+    read it: it exists, or `path` names it."""
     if path is not None and not Path(path).is_dir():
         return Path(path), True
     base = path if path is not None else folder

@@ -19,7 +19,7 @@ _MODEL = re.compile(r"([a-z]+)-?(\d[\d.]*)?-(\d+(?:\.\d+)?)b(?![a-z])")  # llama
 FAMILIES = ("llama", "qwen", "gpt", "t5", "bert", "vit", "swin", "mixtral", "moe")
 _FAMILY = re.compile(rf"_profiling_(?:fp32|bf16|fp16)_({'|'.join(FAMILIES)})(?![a-z])")
 FOREIGN = ", or galvatron search --allow_foreign_profiles"
-FLOPS_A_MS = 1e13  # of one device: four times the fastest matrix units of 2025
+FLOPS_A_MS = 1e13  # limit for a device: four times the fastest matrix units of 2025
 
 
 def require_same_model(path: str | Path, meta: Meta, models: Sequence[ModelShape], precision: Precision) -> None:

@@ -102,7 +102,7 @@ def _whole(at: FilePlace, text: str) -> int:
 
 
 WHOLE = Part(r"\d+", _whole)  # a positive whole number
-ALONE = Part(r".*", _whole)  # the same, as all of a key
+ALONE = Part(r".*", _whole)  # the same as a whole key
 INDEX = Part(r"\d+", lambda place, text: 0 if text == "0" else _whole(place, text))  # counted from 0
 
 

@@ -265,7 +265,7 @@ def in_words(plan: Plan) -> str:
 
 
 def spare_summary(spares: Sequence[Spare]) -> dict[str, Any]:
-    """For programs."""
+    """The rows as JSON values."""
     names = ("nodes", "gpus", "samples_per_s", "lost", "lost_per_gpu", "why_not")
     return {"spares": [{name: getattr(spare, name) for name in names} for spare in spares]}
 

@@ -89,7 +89,7 @@ class Reporters:
     TensorBoard, Weights & Biases. Unset: VisualDL where it is installed, as PaddleNLP does."""
 
     def __init__(self, settings: TrainSettings):
-        """Raises UserError for one that is not installed."""
+        """Raises UserError for a package that is not installed."""
         visualdl = ("visualdl",) if find_spec("visualdl") else ()
         self.names = visualdl if settings.report_to is None else settings.report_to
         require_reporters(self.names)

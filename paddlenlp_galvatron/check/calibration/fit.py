@@ -158,7 +158,7 @@ class Calibration:
     runs: tuple[MeasuredRun, ...]
     before: tuple[float, ...]  # predicted / measured - 1 of each run by the original sheet
     after: tuple[float, ...]
-    apart: tuple[float, ...]  # the same of each run, calibrated from the others alone; empty: there is one run
+    apart: tuple[float, ...]  # the same with each run left out of the calibration; empty: a single run
 
     @property
     def refusal(self) -> str | None:

@@ -60,7 +60,7 @@ class CheckSetting:
         return [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(self.ranks)]
 
     def found(self, name: str, holds: bool | None, figures: str) -> Finding:
-        """`holds`: None: not judged."""
+        """`holds`: None means not judged."""
         state = State.INFO if holds is None else State.OK if holds else State.FAILED
         return self._finding(name, figures, state)
 

@@ -67,7 +67,7 @@ class StoredFactor:
     name: str  # PaddleNLP's
     shape: tuple[int, ...]
     peft: str
-    expert: int | None = None  # the expert in its layer
+    expert: int | None = None  # number of the expert in its layer
     product: int = 0  # the expert's gate, up or down
 
     @property

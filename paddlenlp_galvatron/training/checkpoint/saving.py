@@ -215,7 +215,7 @@ class Writer:
             move(whole, previous)
         move(partial_folder, whole)
         for other in reversed(whole_checkpoints(self._folder)):  # newest last: until then it is the latest
-            if step_of(other) > step_of(whole):  # of a run that this one does not continue
+            if step_of(other) > step_of(whole):  # left by a run that this run does not continue
                 move(other, other.with_name(f"left-{time.time_ns()}-{other.name}"))
         seconds, gb = time.monotonic() - self._began, sum(file["bytes"] for file in index["files"]) / 1e9
         text = f"saved {whole} in {plain(seconds)} s, {plain(gb)} GB"

@@ -92,7 +92,7 @@ def build_index(sizes: NDArray[np.int64], first: int, end: int, seq_length: int,
     places, counts = (sizes.cumsum() - sizes)[shuffled], sizes[shuffled]
     ends = counts.cumsum()
     count = int(ends[-1] - 1) // seq_length
-    begins = np.arange(count + 1) * seq_length  # in the stream; the last is where the last sample ends
+    begins = np.arange(count + 1) * seq_length  # offsets of samples in the stream, and the end of the last
     holding = ends.searchsorted(begins, side="right")  # the document that has that token
     within = begins - (ends - counts)[holding]
     order = np.arange(count)
