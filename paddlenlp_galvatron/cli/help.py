@@ -50,9 +50,7 @@ def of_command(command: Command, path: str) -> str:
 
 def of_group(group: App, path: str) -> str:
     """The help of a group: its commands, each with its first sentence."""
-    rows = [
-        (Text(name, "bold"), Text(re.split(r"\.(?: |$)", command.help)[0])) for name, command in group.commands.items()
-    ]
+    rows = [(Text(name, "bold"), Text(re.split(r"\.(?: |$)", each.help)[0])) for name, each in group.commands.items()]
     return _printed([f"Usage: {path} COMMAND [OPTIONS]\n", f"{group.help}\n", _panel("Commands", rows), EXIT_CODES])
 
 

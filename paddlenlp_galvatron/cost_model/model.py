@@ -219,10 +219,8 @@ class CostModel:
         has one."""
         last = plan.pipeline - 1
         setting = StageSetting.of(plan)
-        parts = [
-            self.layer_cost(plan.layers[layer], setting, self.layer_types[layer])
-            for layer in plan.chunk_layers(stage, chunk)
-        ]
+        layers = plan.chunk_layers(stage, chunk)
+        parts = [self.layer_cost(plan.layers[layer], setting, self.layer_types[layer]) for layer in layers]
         if plan.is_first(stage, chunk):
             parts.insert(0, self.vocab_cost(plan.vocab, setting, "first" if last else "only"))
         elif plan.is_last(stage, chunk):

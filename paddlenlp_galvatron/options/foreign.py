@@ -43,12 +43,8 @@ PROGRAMS["Megatron-LM"] |= dict.fromkeys(MODEL_FIELDS, Fate("the model's config.
 ELSEWHERE = _fates(_DATA["training"])  # options of training, which other commands accept and ignore
 FOREIGN: Fates = {name: fate for table in PROGRAMS.values() for name, fate in table.items()}
 # Options that need no value, and options with several words.
-SWITCHES = {
-    name
-    for rows in (*_DATA["programs"].values(), _DATA["training"])
-    for row in rows
-    for name in row.get("switches", ())
-}
+_ROWS = [row for rows in (*_DATA["programs"].values(), _DATA["training"]) for row in rows]
+SWITCHES = {name for row in _ROWS for name in row.get("switches", ())}
 SEVERAL = {name for name in FOREIGN if name.endswith("_config") or name.startswith("amp_custom")} | {
     "envs",
     "rampup_batch_size",

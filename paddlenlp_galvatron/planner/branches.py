@@ -147,8 +147,5 @@ class Branches:
             return of_types[run.types[0]]
         first = next((kind for kind in run.types if self._cost.models[kind].experts), run.types[0])
         by_kind = {kind: set(of_types[kind]) for kind in run.types}
-        return [
-            layer
-            for layer in of_types[first]
-            if all(self._alike(layer)[kind] in choices for kind, choices in by_kind.items())
-        ]
+        choices = by_kind.items()
+        return [layer for layer in of_types[first] if all(self._alike(layer)[kind] in each for kind, each in choices)]

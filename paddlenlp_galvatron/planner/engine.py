@@ -276,11 +276,8 @@ def _require_agreement(models: Sequence[ModelShape], cost: CostModel, options: S
         ("context_mib", cost.options.context_mib, options.reserve_mib),
         ("task", cost.options.task, options.trained),
     )
-    faults += [
-        f"{name}: {theirs}, but {ours} in the cost model; make them agree"
-        for name, ours, theirs in compared
-        if ours != theirs
-    ]
+    unlike = ((name, ours, theirs) for name, ours, theirs in compared if ours != theirs)
+    faults += [f"{name}: {theirs}, but {ours} in the cost model; make them agree" for name, ours, theirs in unlike]
     if (cost.profiles.num_nodes, cost.profiles.gpus_per_node) != (options.num_nodes, options.num_gpus_per_node):
         faults.append(
             f"num_nodes, num_gpus_per_node: {options.num_nodes} x {options.num_gpus_per_node}, but the cost model is "

@@ -176,10 +176,8 @@ def fit(shape: ModelShape, options: FitOptions, note: Note = no_note, watch: Wat
     kinds = [*_kinds(options)]
     asked = sorted(set(options.gpus or ()))
     time = SharedTime(options.time_limit or inf, 4 * len(kinds) * (len(asked) or FURTHER + 2))  # four shares a row
-    rows = [
-        _Row(shape, kind, options, budget_gib(options.memory_constraint, kind.device, note), note, watch, time)
-        for kind in kinds
-    ]
+    budgets = (budget_gib(options.memory_constraint, kind.device, note) for kind in kinds)
+    rows = [_Row(shape, kind, options, gib, note, watch, time) for kind, gib in zip(kinds, budgets, strict=True)]
     for row in rows:
         yield from map(row, asked) if asked else _from_the_least(row)
 

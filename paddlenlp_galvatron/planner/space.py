@@ -337,11 +337,8 @@ class Space:
         searched = not alone and default is not DataParallel.ZERO3 and self._options.allows("sdp")
         types = [default, DataParallel.ZERO3] if searched else [default]
         shardings = self._options.shardings(stage_size // split, apart or split)
-        return [
-            (dp_type, sharding)
-            for dp_type in types
-            for sharding in (shardings if dp_type is not DataParallel.DDP else [None])
-        ]
+        whole: list[int | None] = [None]
+        return [(kind, size) for kind in types for size in (whole if kind is DataParallel.DDP else shardings)]
 
     def _vocab_states(self, stage_size: int, tp: int) -> list[States]:
         wanted, states = self._options.embed_sdp, self._states(stage_size, tp)

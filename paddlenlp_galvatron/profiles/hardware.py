@@ -164,11 +164,8 @@ class HardwareProfile:
         Files without content are not written.
         """
         shape = (self.num_nodes, self.gpus_per_node)
-        messages = {
-            MessageSize(*group, mib): ms
-            for group, times in self.messages_ms.items()
-            for mib, ms in sorted(times.items())
-        }
+        groups = self.messages_ms.items()
+        messages = {MessageSize(*group, mib): ms for group, times in groups for mib, ms in sorted(times.items())}
         plain = {message: ms for message, ms in messages.items() if message.is_plain}
         ours = {message: ms for message, ms in messages.items() if not message.is_plain}
         # Largest group first, consecutive before strided, as Galvatron writes them.

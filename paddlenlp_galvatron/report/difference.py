@@ -56,11 +56,8 @@ def differing_layers(a: Plan, b: Plan) -> list[tuple[str, str, str]]:
         (ours[layer] if layer < len(ours) else "none", theirs[layer] if layer < len(theirs) else "none")
         for layer in range(count)
     ]
-    return [
-        (str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}", *pair)
-        for run, pair in runs(pairs)
-        if pair[0] != pair[1]
-    ]
+    differ = [(run, pair) for run, pair in runs(pairs) if pair[0] != pair[1]]
+    return [(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}", *pair) for run, pair in differ]
 
 
 def _placed(plan: Plan) -> list[str]:

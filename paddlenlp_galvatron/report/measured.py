@@ -100,11 +100,8 @@ def load_verdicts(planned: Load, measured: MeasuredLoad) -> dict[str, tuple[bool
 
 def scalars_bytes(plan: Plan, shape: ModelShape) -> int:
     """Bytes of a step that the cost model excludes, over all ranks: loss, gradient norm and balance loss."""
-    return (
-        FP32_BYTES * (2 + shape.mtp_layers + bool(shape.router_aux_loss_coef)) * plan.world_size
-        if plan.world_size > 1
-        else 0
-    )
+    summed = 2 + shape.mtp_layers + bool(shape.router_aux_loss_coef)
+    return FP32_BYTES * summed * plan.world_size if plan.world_size > 1 else 0
 
 
 def traffic_table(plan: Plan, shape: ModelShape, counted: Mapping[str, Any], adapter_rank: int | None = None) -> Table:
