@@ -82,7 +82,7 @@ def check_words(words: list[str]) -> None:
     known = commands()
     length = 1 if words[0] in known else 2
     command = known[" ".join(words[:length])]
-    read_words(words[length:], command.is_boolean, beside=command.beside)
+    read_words(words[length:], command.is_boolean, shared=command.shared)
 
 
 def run(block: Block) -> list[str]:

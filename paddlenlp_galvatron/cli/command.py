@@ -39,7 +39,7 @@ class Command:
 
     Options are unset by default: the fields of the groups have the defaults. `positional` (field -> its name in the
     help) are given as words, or by name; the last one takes several words if its name ends in `...`. `switches` are
-    booleans of the command line alone; `work` gets them by keyword. `beside`: options of another
+    booleans of the command line alone; `work` gets them by keyword. `shared`: options of another
     command that scripts give to all, and what becomes of them here.
     """
 
@@ -49,9 +49,9 @@ class Command:
         groups: Sequence[type[Options]],
         positional: Mapping[str, str],
         switches: Sequence[str],
-        beside: Mapping[str, Fate],
+        shared: Mapping[str, Fate],
     ):
-        self.work, self.groups, self.positional, self.switches, self.beside = work, groups, positional, switches, beside
+        self.work, self.groups, self.positional, self.switches, self.shared = work, groups, positional, switches, shared
         self.help = " ".join((work.__doc__ or "").split())
         switch = {name: FieldInfo(annotation=bool, default=False) for name in switches}
         self.fields = (FromFile.model_fields if FromFile in groups else {}) | switch  # options and arguments
@@ -75,7 +75,7 @@ class Command:
 
     def run(self, words: Sequence[str], path: str) -> int:
         """Returns the exit code. `path`: the preceding words, such as `galvatron plan show`. Raises GalvatronError."""
-        pairs, loose = read_words(words, self.is_boolean, say_note, self.beside)
+        pairs, loose = read_words(words, self.is_boolean, say_note, self.shared)
         values: dict[str, Any] = {}
         for name, value in pairs:
             values[name] = [*values.get(name, ()), value] if self._takes_several(name) else value
@@ -83,7 +83,7 @@ class Command:
         turned = {name: str(values.pop(name, "0")).lower() in ("1", "true") for name in self.switches}
         if config := values.pop("config", None):
             names = [name for name in self.fields if name != "config" and name not in self.switches]
-            values = canonical_options(_options_in(Path(config), names), names, say_note, self.beside) | values
+            values = canonical_options(_options_in(Path(config), names), names, say_note, self.shared) | values
         for name, shown in self.positional.items():
             info = self.fields[name]
             if info.is_required() and name not in values and not turned.get(LIST):
@@ -136,13 +136,13 @@ class App:
         name: str = "",
         positional: Mapping[str, str] = {},
         switches: Sequence[str] = JSON,
-        beside: Mapping[str, Fate] = {},
+        shared: Mapping[str, Fate] = {},
     ) -> Callable[[Work], Work]:
         """Adds the decorated function as a command; see `Command`. In a group it has the function's name."""
 
         def add(work: Work) -> Work:
             command_name = name or work.__name__.replace("_", "-") if self.help else ""
-            self.commands[command_name] = Command(work, groups, positional, switches, beside)
+            self.commands[command_name] = Command(work, groups, positional, switches, shared)
             return work
 
         return add

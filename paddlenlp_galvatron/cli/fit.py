@@ -20,7 +20,7 @@ app = App()
 
 
 @app.command(
-    FromFile, FitOptions, LengthOptions, positional={"model_size": "MODEL"}, switches=(*JSON, "list"), beside=PRECISION
+    FromFile, FitOptions, LengthOptions, positional={"model_size": "MODEL"}, switches=(*JSON, "list"), shared=PRECISION
 )
 def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
     """Search the fastest plan on each number of GPUs, from a data sheet or measured profiles. Exit code 3 if none

@@ -128,12 +128,12 @@ def check(values: dict[str, Any], json: bool) -> None:
     for path in ProfileFile.changed((plan.metadata.get("searched_from") or {}).get("profiles")):
         noted.append(f"{path} has changed since the plan was searched; search again for the best plan")
     planned = Predicted.of(plan).load
-    beside, lines = _load_beside(planned, steps_under(plan, args.log)) if args.log else (None, [])
+    load_facts, lines = _load_beside(planned, steps_under(plan, args.log)) if args.log else (None, [])
     text = "\n".join(
         [f"{file}: valid: {count(plan.world_size, 'GPU')}{matches}", *(f"note: {note}" for note in noted), *lines]
     )
     facts = {"plan": file, "valid": True, "world_size": plan.world_size, "model": shape.name if shape else None}
-    answer(text, json, **facts, notes=noted, load=load_summary(planned), log=beside)
+    answer(text, json, **facts, notes=noted, load=load_summary(planned), log=load_facts)
 
 
 def _load_beside(planned: Load | None, records: Log) -> tuple[dict[str, Any], list[str]]:

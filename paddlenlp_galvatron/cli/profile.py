@@ -146,9 +146,9 @@ OF_MODEL = (PointOptions, ModelOptions)
 MODEL = {"model_size": "MODEL"}
 OWN = {name for group in OF_MODEL for name in group.model_fields}
 TRAINING = {name for group in GROUPS for name in group.model_fields}  # scripts pass these to all commands
-BESIDE = dict.fromkeys(TRAINING - OWN, Fate("it is of training"))
+SHARED = dict.fromkeys(TRAINING - OWN, Fate("it is of training"))
 for _name, _work in {"computation": _computation, "memory": _memory, "model": _model}.items():
-    app.command(FromFile, *reversed(OF_MODEL), name=_name, beside=BESIDE, positional=MODEL)(_work)
+    app.command(FromFile, *reversed(OF_MODEL), name=_name, shared=SHARED, positional=MODEL)(_work)
 app.command(FromFile, HardwareOptions, name="hardware")(_hardware)
 app.command(FromFile, ModelOptions, HardwareOptions, PointOptions, name="all", positional=MODEL)(_all)
 

@@ -108,8 +108,8 @@ def _hints(question: Question, result: SearchResult, values: dict[str, Any]) -> 
     if not result.best or trainer == "galvatron":
         return lines, hinted
     free = free_plan(question)
-    beside = beside_free(result.best, free, trainer, question.shape)
-    return [*beside, *lines], hinted | {"free_time_s": free.time_s if free else None}
+    lost = beside_free(result.best, free, trainer, question.shape)
+    return [*lost, *lines], hinted | {"free_time_s": free.time_s if free else None}
 
 
 def _summary(question: Question, result: SearchResult, files: dict[str, Any]) -> dict[str, Any]:

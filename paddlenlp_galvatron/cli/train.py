@@ -22,7 +22,7 @@ from paddlenlp_galvatron.plan import ModelShape, Plan
 from paddlenlp_galvatron.plan.check import task_note, with_defaults
 from paddlenlp_galvatron.plan.communicators import most_communicators, stage_groups
 from paddlenlp_galvatron.report.plan import MOST_ROWS, Searched
-from paddlenlp_galvatron.training.prepare import BESIDE, GROUPS, LaunchOptions, Prepared, prepare
+from paddlenlp_galvatron.training.prepare import GROUPS, SHARED, LaunchOptions, Prepared, prepare
 
 from .command import JSON, App, FromFile
 from .training_run import TrainingRun
@@ -43,7 +43,7 @@ WORKER = "paddlenlp_galvatron.training.train_worker"
     *reversed(GROUPS),
     positional={"galvatron_config_path": "PLAN"},
     switches=("dry_run", *JSON),
-    beside=BESIDE,
+    shared=SHARED,
 )
 def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), json: bool = False) -> int:
     """Train a model by a plan, with one process per rank, and write train_log.jsonl and checkpoints."""

@@ -68,10 +68,10 @@ class Outcome(NamedTuple):
     idle: str = ""  # why it has no effect
 
 
-def outcome_of(name: str, value: object, beside: Mapping[str, Fate] = {}) -> Outcome | None:
-    """The outcome of an option by canonical name; None: it is no such option. `beside`: further options of one
+def outcome_of(name: str, value: object, shared: Mapping[str, Fate] = {}) -> Outcome | None:
+    """The outcome of an option by canonical name; None: it is no such option. `shared`: further options of one
     command."""
-    fate = beside.get(name) or FOREIGN.get(name) or ELSEWHERE.get(name)
+    fate = shared.get(name) or FOREIGN.get(name) or ELSEWHERE.get(name)
     if fate is None:
         return None
     if fate.values is None:

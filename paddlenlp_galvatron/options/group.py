@@ -94,10 +94,10 @@ def is_boolean(field: FieldInfo) -> bool:
 
 
 def read_words(
-    words: Sequence[str], booleans: Mapping[str, bool], say: Note = no_note, beside: Mapping[str, Fate] = {}
+    words: Sequence[str], booleans: Mapping[str, bool], say: Note = no_note, shared: Mapping[str, Fate] = {}
 ) -> tuple[list[tuple[str, Any]], list[str]]:
-    """Options of a command line as `canonical_pairs`, which says what `booleans`, `say` and `beside` are, and the other
-    words. Raises UserError with one line a fault."""
+    """Options of a command line as in `canonical_pairs` (which describes the arguments), and the other words. Raises
+    UserError with one line a fault."""
     options: list[tuple[str, str]] = []
     positional: list[str] = []
     missing: list[str] = []
@@ -121,7 +121,7 @@ def read_words(
         elif name == plain_name(typed) or name not in plain:  # else: `--device h100 --analytic`, which adds nothing
             missing.append(f"{typed}: a value is missing; give {typed} VALUE")
     try:
-        pairs = canonical_pairs(options, booleans, say, beside, "--")
+        pairs = canonical_pairs(options, booleans, say, shared, "--")
     except UserError as error:
         raise UserError([*missing, *error.faults]) from None
     if missing:
@@ -177,13 +177,13 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def canonical_options(
-    values: Mapping[str, Any], options: Iterable[str], say: Note = no_note, beside: Mapping[str, Fate] = {}
+    values: Mapping[str, Any], options: Iterable[str], say: Note = no_note, shared: Mapping[str, Fate] = {}
 ) -> dict[str, Any]:
-    """Values by canonical name, without those that are unset; `say` and `beside` as in `canonical_pairs`.
+    """Values by canonical name, without those that are unset; `say` and `shared` as in `canonical_pairs`.
 
     Raises UserError: an option is unknown, or given by two names.
     """
-    pairs = canonical_pairs(values.items(), dict.fromkeys(options, False), say, beside)
+    pairs = canonical_pairs(values.items(), dict.fromkeys(options, False), say, shared)
     result = dict(pairs)
     if len(result) < len(pairs):
         names = [(typed, canonical_name(typed, result)) for typed in values]
@@ -196,15 +196,15 @@ def canonical_pairs(
     typed: Iterable[tuple[str, Any]],
     booleans: Mapping[str, bool],
     say: Note = no_note,
-    beside: Mapping[str, Fate] = {},
+    shared: Mapping[str, Fate] = {},
     dashes: str = "",
 ) -> list[tuple[str, Any]]:
     """Pairs (canonical name, value) of options under any of their names, without those that are unset or have no
     effect.
 
-    `booleans`: every option of the command -> whether it is a boolean whose word is checked here. `beside`: options of
-    another command, which scripts give to all -> their outcome here. `dashes` stand in front of names in
-    messages. `say` receives which options have no effect. Raises UserError with one line a reason.
+    `booleans`: every option of the command -> whether it is a boolean whose word is checked here. `shared`: another
+    command's options, which scripts pass to all -> outcome here. `dashes` stand in front of names in messages. `say`
+    receives which options have no effect. Raises UserError with one line a reason.
     """
     pairs = list(typed)
     plain = {plain_name(name) for name, _ in pairs}
@@ -219,7 +219,7 @@ def canonical_pairs(
         elif name in MODEL_FIELDS and "lr_scheduler_type" in booleans:  # training compares it with the model
             result.append((name, value))
         elif name not in booleans:
-            outcome = outcome_of(name, value, beside)
+            outcome = outcome_of(name, value, shared)
             if outcome is None:
                 refused[f": {unknown(word, booleans, dashes)}"].append(word)
             elif outcome.fault:

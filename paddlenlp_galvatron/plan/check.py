@@ -12,7 +12,7 @@ from .strategy import DataParallel, Plan, Strategy, all_sharing, runs
 
 T = TypeVar("T")
 
-BESIDE_EXPERTS = (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL, *MODULES)  # choices of layers with experts
+MOE_RECOMPUTE = (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL, *MODULES)  # choices of layers with experts
 
 
 def require_valid(plan: Plan, model: ModelShape | None = None) -> None:
@@ -137,7 +137,7 @@ def _grid_faults(plan: Plan) -> Iterator[str]:
         yield f"vtp: degree {plan.vocab.degree} does not divide the {size} ranks of a stage; choose a divisor of {size}"
     for fields, who, strategy in _parts(plan):
         alone_fits = strategy.degree > 0 and size % strategy.degree == 0
-        for axis, degree in strategy.beside:
+        for axis, degree in strategy.extra:
             if degree < 1 or (degree > 1 and alone_fits and size % strategy.ranks):
                 yield (
                     f"{fields.format(axis)}: {degree} and degree {strategy.degree} of {who} does not divide the {size} "
@@ -225,7 +225,7 @@ def _sequence_faults(plan: Plan) -> Iterator[str]:
     if tokens is None:
         return
     for fields, who, strategy in _parts(plan):
-        for axis, degree in strategy.beside:
+        for axis, degree in strategy.extra:
             if tokens % (chunks := chunks_of_a_sample(axis, degree)):
                 equal = "two equal pieces" if chunks > degree else "an equal piece"
                 yield (
@@ -310,7 +310,7 @@ def _faults_of_experts(plan: Plan, model: ModelShape, kinds: Sequence[ModelShape
                 f"of an expert of {model.name}; choose a divisor of {kind.expert_size}"
             )
     for layers, (recompute, kind) in _runs_of([layer.recompute for layer in plan.layers], kinds):
-        if kind.experts and recompute not in BESIDE_EXPERTS:
+        if kind.experts and recompute not in MOE_RECOMPUTE:
             yield (
                 f"recompute_enc: {recompute.words} of {layers}: layers with experts recompute nothing, attention or "
                 "all; choose one of these"

@@ -356,7 +356,7 @@ def _unlike(plan: Plan, program: str) -> Iterator[str]:
 def _uneven(plan: Plan, program: str) -> Iterator[str]:
     """Gaps of fields in which layers, vocabulary or stages differ, which `program` cannot express."""
     parts = (*plan.layers, plan.vocab.as_layer())
-    for axis, degrees in {axis: {dict(each.beside)[axis] for each in parts} for axis, _ in plan.vocab.beside}.items():
+    for axis, degrees in {axis: {dict(each.extra)[axis] for each in parts} for axis, _ in plan.vocab.extra}.items():
         if degrees != {1} and (program != FLEET or len(degrees) > 1):
             yield f"{axis}_sizes_enc: {program} has {'one for all' if program == FLEET else 'none but 1'}"
     for field, of_vocab, values in (

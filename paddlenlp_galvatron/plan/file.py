@@ -167,8 +167,8 @@ def _left_out(plan: Plan) -> Iterator[str]:
         yield "recompute_enc"
     if not any(layer.offload for layer in plan.layers):
         yield "offload_enc"
-    for axis, _ in plan.vocab.beside:
-        if all(dict(strategy.beside)[axis] == 1 for strategy in (*plan.layers, plan.vocab)):
+    for axis, _ in plan.vocab.extra:
+        if all(dict(strategy.extra)[axis] == 1 for strategy in (*plan.layers, plan.vocab)):
             yield from (f"{axis}_sizes_enc", f"v{axis}")
     if all(layer.experts.ranks == 1 for layer in plan.layers):
         yield from ("ep_sizes_enc", "tp_of_ep_sizes_enc")

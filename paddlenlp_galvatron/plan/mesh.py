@@ -130,14 +130,14 @@ class Degrees:
         return {"degree": self.degree, "ulysses": self.ulysses, "context": self.context}
 
     @property
-    def beside(self) -> tuple[tuple[Axis, int], ...]:
+    def extra(self) -> tuple[tuple[Axis, int], ...]:
         """The axes that a layer may have besides `degree`'s, with their degrees."""
         return ((Axis.CONTEXT, self.context),)
 
     @property
     def axes(self) -> tuple[tuple[Axis, int], ...]:
         """All axes; the last is over neighbouring ranks."""
-        return (*self.beside, (Axis.ULYSSES if self.ulysses else Axis.TENSOR, self.degree))
+        return (*self.extra, (Axis.ULYSSES if self.ulysses else Axis.TENSOR, self.degree))
 
     @property
     def ranks(self) -> int:

@@ -19,7 +19,7 @@ from ..base.errors import UserError
 from ..cost_model import CostModel, LayerCost, StageSetting
 from ..model.layer import PARTLY
 from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Recompute, Schedule, VocabStrategy
-from ..plan.check import BESIDE_EXPERTS, find_faults
+from ..plan.check import MOE_RECOMPUTE, find_faults
 from ..plan.mesh import Degrees, divisors
 from ..plan.strategy import Assumptions, Experts, runs
 from .options import SearchOptions
@@ -252,7 +252,7 @@ class Space:
         self._options = options
         if faults := self._faults(1, 1, Degrees(), True):  # even of one rank with one sample: no strategy helps
             raise UserError(faults)
-        taken = BESIDE_EXPERTS if model.experts else (Recompute.NONE, Recompute.FULL, Recompute.SUBLAYER, *PARTLY)
+        taken = MOE_RECOMPUTE if model.experts else (Recompute.NONE, Recompute.FULL, Recompute.SUBLAYER, *PARTLY)
         self._recomputes = [each for each in options.recomputes if each in taken]
         self._allowed = lru_cache(maxsize=None)(options.degrees)
         self._fits = lru_cache(maxsize=None)(lambda *where: not self._faults(*where))

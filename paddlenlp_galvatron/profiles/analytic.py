@@ -324,8 +324,8 @@ def _vocab_memory(
         # Exponentials overwrite fp32 logits, and the gradient overwrites exponentials; in addition there are logits or
         # gradient in 16 bits, then the hidden states' gradient.
         kept_bytes = FP32_BYTES * words + 3 * rank_hidden * number if head else rank_hidden * number
-        beside = words if number < FP32_BYTES else 0
-        more_bytes = (beside + hidden) * number if in_place else 2 * words * FP32_BYTES
+        logits_16bit = words if number < FP32_BYTES else 0
+        more_bytes = (logits_16bit + hidden) * number if in_place else 2 * words * FP32_BYTES
         kept[tp] = kept_bytes * length / MIB
         activation[tp] = (kept_bytes + head * more_bytes) * length / MIB
     return VocabMemory(states, activation, kept)

@@ -81,7 +81,7 @@ class _Lengths:
 def times(path: str, content: dict[str, Any], seqs: Sequence[int], note: Note) -> Entries:
     """Entries of a computation profile. `seqs`: sequence length of each layer type, for keys without one; `note` gets
     assumptions, derived and ignored entries. Raises UserError."""
-    content, beside = _section(content, SECTIONS[0])
+    content, outside = _section(content, SECTIONS[0])
     derived, useless = derived_times(content)
     if derived:
         note(f"{path}: derived from raw runs: {', '.join(dict.fromkeys(map(kind_of, derived)))}")
@@ -89,7 +89,7 @@ def times(path: str, content: dict[str, Any], seqs: Sequence[int], note: Note) -
         note(f"{path}: ignored, as more layers did not take longer or were not run: {', '.join(useless)}")
     raw = {key: value for key, value in content.items() if _TIME_RUNS.fullmatch(key)}
     whole = {key: value for key, value in (content | derived).items() if key not in raw}
-    lengths, read = _Lengths(path, seqs, note), Entries({}, tuple(content), raw=raw, skipped=beside)
+    lengths, read = _Lengths(path, seqs, note), Entries({}, tuple(content), raw=raw, skipped=outside)
     by_batch = {match[1] for key in whole if (match := _TIME.fullmatch(key)) and match[3]}
     parts, faults = set(), Faults()
     for key, value in sorted(whole.items(), key=lambda item: _has_no_batch(item[0])):
@@ -151,13 +151,13 @@ def memory(
     `model`, whose layer (of type 0) fits one of them. `seqs` and `note` as for `times`. Raises UserError, also when the
     dialect is unclear or contradictory.
     """
-    content, beside = _section(content, SECTIONS[1])
+    content, outside = _section(content, SECTIONS[1])
     dialect = _dialect(path, content, *dialects, model, note)
     derived = derived_memory(content, dialect)
     if derived:
         note(f"{path}: derived from raw runs: {', '.join(derived)}")
     raw = {key: value for key, value in content.items() if _dialect_of_key(key) or _OTHER_RUN.fullmatch(key)}
-    lengths, read = _Lengths(path, seqs, note), Entries({}, tuple(content), raw=raw, skipped=beside)
+    lengths, read = _Lengths(path, seqs, note), Entries({}, tuple(content), raw=raw, skipped=outside)
     faults = Faults()
     for key, value in (content | derived).items():
         layer, vocabulary = _LAYER.fullmatch(key), _VOCABULARY.fullmatch(key)

@@ -84,8 +84,8 @@ def summary(fits: Sequence[Fit], shape: ModelShape, options: FitOptions, hints: 
     """The answer for programs."""
     records = rows(fits, shape, options)
     assumptions = assumed_summary(fits[-1].question.assumptions)
-    beside = {"recommended": recommendations(records, options), "hints": [hint.summary() for hint in hints]}
-    return {"rows": records, "load": load_summary(_load(shape, options)), **assumptions, **beside}
+    extras = {"recommended": recommendations(records, options), "hints": [hint.summary() for hint in hints]}
+    return {"rows": records, "load": load_summary(_load(shape, options)), **assumptions, **extras}
 
 
 def _load(shape: ModelShape, options: FitOptions) -> Load | None:
@@ -166,7 +166,7 @@ def speeds(fits: Sequence[Fit], previous: Fit | None, shape: ModelShape, options
     """A row per number of GPUs, in columns of fixed width; without column names after a `previous` row."""
     several = len(_by_device(fits)) > 1
     first = ("device", "GPUs") if several else ("GPUs",)
-    columns = SPEEDS | ({"cost": _money} if options.price_per_gpu_hour else {}) | ({} if several else BESIDE)
+    columns = SPEEDS | ({"cost": _money} if options.price_per_gpu_hour else {}) | ({} if several else COMPARISONS)
     shown = table(*first, *columns, left=("device",))
     shown.show_header = previous is None
     for column in shown.columns:
@@ -237,7 +237,7 @@ SPEEDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "days": lambda row: plain(row["days"]) if row["days"] else "-",
 }
 # Columns only for one device: the speed relative to the previous row, and with more memory.
-BESIDE: dict[str, Callable[[dict[str, Any]], str]] = {
+COMPARISONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "speed-up": _times("times"),
     f"+{MORE_GIB:g} GiB": lambda row: (
         "fits" if row["more_gib_fits"] and not row["fits"] else _times("more_gib_times")(row)

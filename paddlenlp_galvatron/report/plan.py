@@ -190,37 +190,37 @@ def _assumed(plan: Plan) -> str:
 
 
 def _table(plan: Plan) -> Table:
-    beside = _beside(plan)
+    extra = _extra(plan)
     experts = ("experts' ep", "tp", "dp", "states") if any(map(_has_experts, plan.layers)) else ()
-    titles = ("stage", "layers", "split by", "degree", *beside, "dp", "model states", "recompute", "groups", *experts)
+    titles = ("stage", "layers", "split by", "degree", *extra, "dp", "model states", "recompute", "groups", *experts)
     shown = table(*titles, left=titles)
-    shown.add_row("0", "embedding", *_cells(plan, plan.vocab, beside))
-    for row in islice(_rows(plan, beside), MOST_ROWS):
+    shown.add_row("0", "embedding", *_cells(plan, plan.vocab, extra))
+    for row in islice(_rows(plan, extra), MOST_ROWS):
         shown.add_row(*row[: len(titles)])
     if shown.row_count > MOST_ROWS:
         shown.add_row("…", "the file has the rest")
-    shown.add_row(str(plan.pipeline - 1), "LM head", *_cells(plan, plan.vocab, beside))
+    shown.add_row(str(plan.pipeline - 1), "LM head", *_cells(plan, plan.vocab, extra))
     return shown
 
 
-def _rows(plan: Plan, beside: Sequence[Axis]) -> Iterator[list[str]]:
+def _rows(plan: Plan, extra: Sequence[Axis]) -> Iterator[list[str]]:
     for stage in range(plan.pipeline):
         for chunk in range(plan.chunks):
             layers = plan.chunk_layers(stage, chunk)
             for run, strategy in runs([plan.layers[layer] for layer in layers]):
                 start, stop = layers[run[0]], layers[run[-1]]
-                name, cells = str(start) if start == stop else f"{start}-{stop}", _cells(plan, strategy, beside)
+                name, cells = str(start) if start == stop else f"{start}-{stop}", _cells(plan, strategy, extra)
                 experts = strategy.experts
                 dp = _ranks_left(plan, experts.ranks)
                 states = states_words(experts.dp_type, experts.sharding)
                 yield [str(stage), name, *cells, str(experts.ep), str(experts.etp), dp, states]
 
 
-def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy, beside: Sequence[Axis]) -> list[str]:
+def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy, extra: Sequence[Axis]) -> list[str]:
     layer = strategy.as_layer() if isinstance(strategy, VocabStrategy) else strategy
     split = "-" if layer.degree == 1 else "sequence" if layer.ulysses else "weights"
     groups = "-" if layer.ranks == 1 else "neighbours" if layer.consecutive else "strided"
-    degrees = [str(layer.degree), *(str(dict(layer.beside)[axis]) for axis in beside)]
+    degrees = [str(layer.degree), *(str(dict(layer.extra)[axis]) for axis in extra)]
     states = states_words(layer.dp_type, layer.sharding)
     return [split, *degrees, _ranks_left(plan, layer.ranks), states, _recomputed(layer), groups]
 
@@ -236,9 +236,9 @@ def _has_experts(layer: LayerStrategy) -> bool:
     return layer.experts.ranks > 1 or layer.experts_dp_type is not None or layer.experts_sharding is not None
 
 
-def _beside(plan: Plan) -> list[Axis]:
+def _extra(plan: Plan) -> list[Axis]:
     """The axes besides that of `degree` that any layer has: a column each."""
-    used = {axis for strategy in (*plan.layers, plan.vocab) for axis, degree in strategy.beside if degree > 1}
+    used = {axis for strategy in (*plan.layers, plan.vocab) for axis, degree in strategy.extra if degree > 1}
     return [axis for axis in STAGE if axis in used]
 
 

@@ -30,7 +30,7 @@ from .settings import RunOptions, TrainOptions, TrainSettings
 CONFIGS = Path("configs")  # the search writes plans here
 PLAN = "galvatron_config.json"  # plan of GLOBAL mode's options
 CONFIG = "config.json"  # file in a model's folder
-BESIDE = {"profile_mode": Fate("it is of profiles")}  # Galvatron's scripts pass it to both commands
+SHARED = {"profile_mode": Fate("it is of profiles")}  # Galvatron's scripts pass it to both commands
 TUNING_PATHS = (
     *("dataset_name_or_path", "train_dataset_path", "dev_dataset_path"),
     *("tokenizer_name_or_path", "chat_template", "lora_path"),

@@ -152,7 +152,7 @@ def small_case(
     kv_heads = of_shape.pop("kv_heads", None) or heads // traits.heads_per_kv_head
     if heads % kv_heads:
         raise UserError(f"kv_heads: {heads} heads do not share {kv_heads} kv heads evenly")
-    chunks = (strategy.degree * prod(chunks_of_a_sample(*axis) for axis in strategy.beside) for strategy in parts)
+    chunks = (strategy.degree * prod(chunks_of_a_sample(*axis) for axis in strategy.extra) for strategy in parts)
     tokens = lcm(*chunks)  # a sample is a multiple of these
     seq_length = -(-16 // tokens) * tokens
     shape = ModelShape(

@@ -20,7 +20,7 @@ from ...options.texts import text_of
 from ...options.uniform import UniformOptions
 from ...plan import read_plan
 from ...runtime.groups import start_world
-from ..prepare import BESIDE, CONFIG, GROUPS, Prepared, prepare
+from ..prepare import CONFIG, GROUPS, SHARED, Prepared, prepare
 from ..settings import TrainSettings
 from .surface import HANDED_ON
 
@@ -62,7 +62,7 @@ def read_words(words: Sequence[str], say: Note = no_note, task: str | None = Non
     file, flags = (Path(words[0]), words[1:]) if words and words[0].endswith(".json") else (None, words)
     from_file = [f"--{name}={_word(value)}" for name, value in read_options(file).items()] if file else []
     booleans = {name: is_boolean(info) for name, info in OPTIONS.items()} | {DRY_RUN: True}
-    pairs, loose = read_option_words([*from_file, *flags], booleans, say, BESIDE)
+    pairs, loose = read_option_words([*from_file, *flags], booleans, say, SHARED)
     if loose:
         raise UserError(f"{loose[0]}: is no option; write name=value")
     return ({"task": task} if task else {}) | dict(pairs)
