@@ -155,16 +155,11 @@ class LocalRanks:
         alive, waits = {rank.number: rank for rank in self.ranks if rank.alive}, self.waits()
         first = whole and len(waits) == len(self.ranks) and all(wait.what.startswith(FIRST_USE) for wait in waits)
         limit_s = min(limit_s, FIRST_USE_S) if first else limit_s
-        late = [wait for wait in waits if wait.rank in alive and wait.age_s > limit_s]
+        late = [(alive[wait.rank].name, wait) for wait in waits if wait.rank in alive and wait.age_s > limit_s]
         message = "{} has waited for {:.0f} s in {}" + STRANGER * first
         return [
-            Fault(
-                FaultKind.CONSEQUENCE,
-                wait.rank,
-                message.format(alive[wait.rank].name, wait.age_s, wait.what),
-                wait.age_s,
-            )
-            for wait in late
+            Fault(FaultKind.CONSEQUENCE, wait.rank, message.format(name, wait.age_s, wait.what), wait.age_s)
+            for name, wait in late
         ]
 
     def explain(self, fault: Fault) -> Fault:

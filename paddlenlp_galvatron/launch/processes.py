@@ -83,11 +83,6 @@ class World:
     wait_s: float | None = None  # timeout of a rank in a collective; None: WAIT_S
     variables: Mapping[str, str] = field(default_factory=dict)  # environment variables, unless the user has set them
 
-    @property
-    def first_rank(self) -> int:
-        """The lowest rank of this node."""
-        return self.nodes.node_rank * self.nproc
-
 
 class Launch:
     """Runs `python -P -m module arguments…` as `nproc` processes per node of one world, while the context is open. -P:
@@ -132,10 +127,10 @@ class Launch:
             self._ranks = LocalRanks(ranks)
             stack.callback(_end, ranks)
             address = f"{server.address}:{server.port}" if server else f"{nodes.master_addr}:{nodes.master_port}"
+            met_at = {STORE: address, TOKEN: token}
             for local, environment in enumerate(nodes.environment(world.nproc)):
-                ranks.append(
-                    self._start(world.first_rank + local, environment | devices[local] | {STORE: address, TOKEN: token})
-                )
+                number = nodes.node_rank * world.nproc + local
+                ranks.append(self._start(number, environment | devices[local] | met_at))
             if self._forward_term:
                 for each in heeded(signal.SIGTERM, signal.SIGHUP):
                     stack.callback(signal.signal, each, signal.getsignal(each))

@@ -12,20 +12,8 @@ from scipy.optimize import nnls
 from ..model.layer import APART
 from ..plan import Assumptions, Axis, LayerStrategy, ModelShape, Precision, Recompute
 from ..plan.layout import chunks_of_a_sample
-from ..profiles import (
-    EMBEDDING,
-    HEAD,
-    NOTHING,
-    CommPointKey,
-    CommPointTimes,
-    ComputationProfile,
-    Meta,
-    PassKey,
-    PassTimes,
-    Shape,
-    layer_part,
-)
-from ..profiles.computation import ExpertPass, ExpertTimes
+from ..profiles import EMBEDDING, HEAD, NOTHING, ComputationProfile, Meta, PassKey, PassTimes, Shape, layer_part
+from ..profiles.computation import CommPointKey, CommPointTimes, ExpertPass, ExpertTimes
 from ..runtime.device import on_gpu
 from ..runtime.gradients import global_norm, update_in_turns
 from .journal import Journal

@@ -31,11 +31,8 @@ class Journal:
 
     def __init__(self, entries: Mapping[str, Any] | None = None, file: TextIO | None = None):
         self._known, self._file = dict(entries or {}), file
-        self.kept_note = (  # note about an earlier run
-            [f"{len(self._known)} numbers were measured before and are kept; --fresh 1 measures them again"]
-            if self._known
-            else []
-        )
+        kept = f"{len(self._known)} numbers were measured before and are kept; --fresh 1 measures them again"
+        self.kept_note = [kept] if self._known else []  # note about an earlier run
 
     @classmethod
     def open(

@@ -92,9 +92,7 @@ class MemoryProfiler:
             return {tp: max(mib, 0.0) / self.samples for tp, mib in more.items()}
 
         def working(tp: int) -> tuple[float, float]:
-            return self._line(
-                lambda samples: self._use(number, seq, tp, sequence_parallel, samples, layers=few).working
-            )
+            return self._line(lambda count: self._use(number, seq, tp, sequence_parallel, count, layers=few).working)
 
         weights = (use(many, 1).weights - use(few, 1).weights) / (many - few)
         return LayerMemory(

@@ -265,15 +265,8 @@ def runnable_degrees(shape: ModelShape, world_size: int, largest: int, lengths: 
 
 
 def _is_runnable(shape: ModelShape, degree: int, seq_length: int) -> bool:
-    plan = Plan(
-        world_size=degree,
-        global_batch=1,
-        micro_batches=1,
-        stages=(shape.layers,),
-        layers=(LayerStrategy(degree),) * shape.layers,
-        vocab=VocabStrategy(degree),
-        assumed=Assumptions(sequence_parallel=True, seq_length=seq_length),  # the stricter case
-    )
+    layers, stricter = (LayerStrategy(degree),) * shape.layers, Assumptions(True, seq_length=seq_length)
+    plan = Plan(degree, 1, 1, (shape.layers,), layers, VocabStrategy(degree), assumed=stricter)
     try:
         require_valid(plan, shape)
     except UserError:

@@ -119,15 +119,8 @@ class MeasuredPart:
         layers, embedding, head = extent
         shape = replace(shape, expert_size=0, layers=max(layers, 1))
         stages = (*(() if embedding else (0,)), layers, *(() if head else (0,)))
-        plan = Plan(
-            world_size=strategy.ranks * len(stages),
-            global_batch=samples,
-            micro_batches=1,
-            stages=stages,
-            layers=(strategy,) * layers,
-            vocab=VocabStrategy(strategy.tp),
-            assumed=assumed,
-        )
+        vocab = VocabStrategy(strategy.tp)
+        plan = Plan(strategy.ranks * len(stages), samples, 1, stages, (strategy,) * layers, vocab, assumed=assumed)
         rank = 0 if embedding else strategy.ranks
         seq_length, fused = assumed.seq_length or 0, on_gpu()  # training's defaults
         # A split vocabulary uses the runtime's loss, as in training by default; no peer would answer a fused kernel's

@@ -64,15 +64,9 @@ def resume(setting: CheckSetting) -> Iterator[Finding]:
     """Interrupted training, under zero3 and a split vocabulary, ends with the same loss as uninterrupted training."""
     folder, precision = setting.folder, Precision.BF16 if setting.on_gpus else Precision.FP32
     wide = min(2, setting.ranks)
-    plan = Plan(
-        setting.ranks,
-        2 * setting.ranks,
-        2,
-        (2,),
-        (LayerStrategy(dp_type=DataParallel.ZERO3), LayerStrategy(wide)),
-        VocabStrategy(wide),
-        assumed=Assumptions(mixed_precision=precision, seq_length=SEQ),
-    )
+    layers = LayerStrategy(dp_type=DataParallel.ZERO3), LayerStrategy(wide)
+    assumed = Assumptions(mixed_precision=precision, seq_length=SEQ)
+    plan = Plan(setting.ranks, 2 * setting.ranks, 2, (2,), layers, VocabStrategy(wide), assumed=assumed)
     write_plan(plan, folder / "plan.json")
     (folder / "model.json").write_text(json.dumps(config_of(MODEL)))
     settings = TrainSettings(
@@ -343,15 +337,10 @@ def _ms(work: Callable[[], Any]) -> float:
 
 def main() -> None:
     work, *words = sys.argv[1:]
+    works = {"resume": train_with_a_break, "trace": train_traced, "wait": train_looked_at, "overlap": measure_overlap}
     if work == "starve":
         train_until_full(*map(int, words))
     else:
-        works = {
-            "resume": train_with_a_break,
-            "trace": train_traced,
-            "wait": train_looked_at,
-            "overlap": measure_overlap,
-        }
         works[work](*words)
 
 

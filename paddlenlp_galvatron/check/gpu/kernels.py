@@ -205,9 +205,8 @@ def loss(sizes: Sizes) -> KernelCase:
         label = paddle.take_along_axis(logits, ids.unsqueeze(-1), -1).squeeze(-1)
         return paddle.logsumexp(logits, -1) - label
 
-    return KernelCase(
-        lambda logits: cross_entropy.losses(1 * logits, ids), plain, [logits]
-    )  # gradients of a copy: the kernel overwrites its input
+    # Gradients of a copy: the kernel overwrites its input.
+    return KernelCase(lambda logits: cross_entropy.losses(1 * logits, ids), plain, [logits])
 
 
 def _stepped(weights: list[Any], gradients: list[list[Any]]) -> list[Any]:

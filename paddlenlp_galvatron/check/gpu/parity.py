@@ -1,23 +1,14 @@
 """The parts that train small models under a plan and in one process: sixteen plans, and schedules that could hang."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ...base.writing import scratch_folder
 from ...launch.gpus import FLASH_VERSION, THIRD, has_flash_attention_3
 from ...model import FAMILIES
-from ...plan import (
-    Assumptions,
-    DataParallel,
-    LayerStrategy,
-    Plan,
-    Precision,
-    Recompute,
-    Schedule,
-    VocabStrategy,
-    with_defaults,
-)
+from ...plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Recompute, VocabStrategy, with_defaults
+from ...plan.schedule import Schedule
 from ..findings import Finding, State
 from ..parity.parity import WORKER, Case, compare_case, small_case, write_cases
 from .setting import CheckSetting, in_turn
@@ -30,8 +21,7 @@ ONE_KV_HEAD = "tensor parallel"  # a case whose ranks replicate the kv head
 MICRO_BATCHES = (1, 2, 3, 4, 8)  # of the schedules' cases: two stages of 1F1B once hung with three and more
 
 
-@dataclass(frozen=True)
-class Named:
+class Named(NamedTuple):
     """A case and its name."""
 
     name: str
@@ -111,6 +101,7 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
     usual = Assumptions(mixed_precision=precision)
     megatron = replace(plain, sequence_parallel=True)
     each = replace(plain, async_grad_reduce=False)
+    gpipe = _plan(n, (unsplit, low, unsplit), megatron, stages, schedule=Schedule.GPIPE)
     plans = {
         "data parallel": (_plan(n, (unsplit, unsplit), plain), "llama", False),
         "tensor parallel": (_plan(n, (whole, whole), plain, vocab=n, pieces=2), "qwen2", False),
@@ -122,11 +113,7 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
         "zero3": (_plan(n, (in_part, replace(split, dp_type=ZERO3), unsplit), plain), "qwen2", False),
         "tied tables": (_plan(n, (unsplit, split), usual, vocab=wide), "llama", True),
         "two stages, 1F1B": (_plan(n, (unsplit, again, low), plain, stages, micro_batches=4), "qwen2", False),
-        "two stages, GPipe": (
-            _plan(n, (unsplit, low, unsplit), megatron, stages, schedule=Schedule.GPIPE),
-            "llama",
-            False,
-        ),
+        "two stages, GPipe": (gpipe, "llama", False),
         "two stages, zero3": (_plan(n, (shard, low, shard), usual, stages, micro_batches=4), "deepseek_v2", False),
         "two stages, experts": (_plan(n, (unsplit, cut, routed), usual, stages, micro_batches=4), "qwen3_moe", False),
         "two stages, tied tables": (_plan(n, (unsplit, low, unsplit), usual, stages, default=ZERO2), "ernie4_5", True),

@@ -73,6 +73,11 @@ def train_one_process(
         optimizer.clear_grad()
 
 
+def _whole_model(shape: ModelShape, seq_length: int) -> Any:
+    family = load_family(shape.family)
+    return family.whole_model(shape, family.config(shape, seq_length))
+
+
 class _Mtp:
     """DeepSeek-V3's MTP (arXiv:2412.19437, section 2.2) on PaddleNLP's whole model. The main pass skips the last layer;
     `loss` calls it with the normed hidden states of the previous pass and the embeddings of the shifted tokens."""
@@ -131,8 +136,7 @@ def _pair_loss(model: Any, batch: Any, preference: Preference) -> Any:
 
 def answers_of(shape: ModelShape, seq_length: int, source: WeightSource, batch: Any) -> NDArray[np.float32]:
     """`answer_sums` of a model without adapters."""
-    family = load_family(shape.family)
-    model = family.whole_model(shape, family.config(shape, seq_length))
+    model = _whole_model(shape, seq_length)
     for name, weight in model.named_parameters():
         weight.set_value(source(name, tuple(weight.shape)))
     with paddle.no_grad():

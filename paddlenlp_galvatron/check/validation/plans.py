@@ -30,14 +30,8 @@ def sample_plans(
     Kinds: one strategy for all layers, or everything mixed. `priced`: whether the cost model can price a plan.
     """
     random = Random(f"{seed}/{shape.fingerprint}/{world_size}/{global_batch}")
-    base = Plan(
-        world_size=world_size,
-        global_batch=global_batch,
-        micro_batches=1,
-        stages=(shape.layers,),
-        layers=(LayerStrategy(),) * shape.layers,
-        assumed=assumed,
-    )
+    layers = (LayerStrategy(),) * shape.layers
+    base = Plan(world_size, global_batch, 1, (shape.layers,), layers, assumed=assumed)
     seen: set[Plan] = set()
     misses = 0
     while len(seen) < count and misses < MOST_MISSES:
@@ -91,14 +85,9 @@ def _pipelined(random: Random, base: Plan, stages: int, even: bool) -> Plan:
     chunks = random.randint(1, count // stages) if stages > 1 and schedule.of_chunks else 1
     cuts = [0, *sorted(random.sample(range(1, count), stages * chunks - 1)), count]
     uneven = tuple(stop - start for start, stop in pairwise(cuts))
-    per_rank = max(1, base.global_batch * stages // base.world_size)
-    return replace(
-        base,
-        stages=even_stages(count, stages * chunks) if even else uneven,
-        micro_batches=random.choice(divisors(per_rank)),
-        schedule=schedule,
-        chunks=chunks,
-    )
+    cut = even_stages(count, stages * chunks) if even else uneven
+    micro_batches = random.choice(divisors(max(1, base.global_batch * stages // base.world_size)))
+    return replace(base, stages=cut, micro_batches=micro_batches, schedule=schedule, chunks=chunks)
 
 
 def _layer(random: Random, plan: Plan) -> LayerStrategy:

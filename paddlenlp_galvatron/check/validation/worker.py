@@ -70,7 +70,10 @@ def _visit(work: Work, plan: Plan, groups: Groups, idle_mib: float | None) -> di
         seconds = _seconds_of_step(engine, optimizer, recipe, batches)
         peak_mib = device.peak_mib() - allocated_mib
         traffic = traffic or engine.traffic()["bytes"]
-        terms = _terms_of_step(engine, optimizer, recipe, batches)
+        events: list[dict[str, Any]] = []
+        with traced(engine.rank, events):
+            traced_s = _seconds_of_step(engine, optimizer, recipe, batches)
+        terms = measured_ms(events, 1000 * traced_s)
         every, peak, *columns = engine.gather(seconds, peak_mib, *terms.values())
         ranks = tuple(dict(zip(TERMS, row, strict=True)) for row in zip(*columns, strict=True))
         steps.append(Step(seconds=max(every), terms_ms=ranks))
@@ -98,14 +101,6 @@ def _seconds_of_step(engine: Engine, optimizer: Any, recipe: Recipe, batches: It
     next_rate(optimizer)
     device.synchronize()
     return time.perf_counter() - began
-
-
-def _terms_of_step(engine: Engine, optimizer: Any, recipe: Recipe, batches: Iterator[Any]) -> dict[str, float]:
-    """Terms of one traced step, ms."""
-    events: list[dict[str, Any]] = []
-    with traced(engine.rank, events):
-        seconds = _seconds_of_step(engine, optimizer, recipe, batches)
-    return measured_ms(events, 1000 * seconds)
 
 
 def _batches(work: Work, plan: Plan) -> Iterator[Any]:

@@ -120,13 +120,14 @@ class Encoder:
     length: int  # most tokens in total
     all_learnt: bool = False
     together: ClassVar = 1  # samples of a line, which share a row
+    parsed: ClassVar = staticmethod(conversation_of)  # the conversation of a line; raises UserError
 
     def samples(self, files: Sequence[Path]) -> Iterator[Sample]:
         """Samples of all lines of the files. Raises UserError with a line for each kind of fault, up to MOST_FAULTS."""
         faults = LineFaults()
         batch: list[Line] = []
         characters = 0
-        for line in _lines(files, faults, self._parsed):
+        for line in _lines(files, faults, self.parsed):
             batch.append(line)
             characters += line.characters
             if len(batch) == BATCH_LINES or characters > BATCH_CHARACTERS:
@@ -148,17 +149,14 @@ class Encoder:
             return dumps(header).encode() + b"\n" + b"".join(sample.tokens.tobytes() for sample in samples)
 
         where = f"{files[lines[0].file]}: line {lines[0].number} and {len(lines) - 1} more"
-        characters = sum(line.characters for line in lines)
-        header, _, tokens = tokenising(work, f"{where}: the chat template or the tokenizer", characters).partition(
-            b"\n"
-        )
+        done = tokenising(work, f"{where}: the chat template or the tokenizer", sum(line.characters for line in lines))
+        header, _, tokens = done.partition(b"\n")
         line_faults, samples = loads(header)
         faults.update({(file, fault): (first, count) for (file, fault), (first, count) in line_faults})
         begin, size = 0, np.dtype(np.int64).itemsize
         for number, (length, *losses) in enumerate(samples):
-            yield Sample(
-                lines[number // self.together], np.frombuffer(tokens, np.int64, length, begin), Losses(*losses)
-            )
+            ids = np.frombuffer(tokens, np.int64, length, begin)
+            yield Sample(lines[number // self.together], ids, Losses(*losses))
             begin += length * size
 
     def _encoded(self, lines: Sequence[Line], faults: LineFaults) -> Iterator[Sample]:
@@ -171,9 +169,7 @@ class Encoder:
                 faults.add(line.file, line.number, error.faults[0])
         if faults:
             return
-        texts = [
-            text for _, conversations in good for conversation in conversations for text in self._pieces(conversation)
-        ]
+        texts = [text for _, conversations in good for each in conversations for text in self._pieces(each)]
         encoded = iter(encodings(self.tokenizer, texts))
         for line, conversations in good:
             tokenised = [
@@ -181,10 +177,6 @@ class Encoder:
                 for contents, conversation in zip(self._conversations(line), conversations, strict=True)
             ]
             yield from self._samples(line, conversations, tokenised)
-
-    def _parsed(self, record: Mapping[str, Any]) -> Parsed:
-        """The conversation of a line. Raises UserError."""
-        return conversation_of(record)
 
     def _conversations(self, line: Line) -> list[list[LineMessage]]:
         """The conversations of a line."""
@@ -342,9 +334,7 @@ class PairEncoder(Encoder):
     prompt if a pair exceeds `length`."""
 
     together: ClassVar = 2
-
-    def _parsed(self, record: Mapping[str, Any]) -> Parsed:
-        return pair_of(record)
+    parsed: ClassVar = staticmethod(pair_of)
 
     def _conversations(self, line: Line) -> list[list[LineMessage]]:
         *prompt, chosen, rejected = line.contents

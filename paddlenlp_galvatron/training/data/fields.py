@@ -248,9 +248,7 @@ def _with_arguments(message: Message, change: Any) -> Message:
         return {**call, "arguments": change(call["arguments"])} if "arguments" in call else call
 
     calls = {name: message[name] for name in CALLS if message.get(name)}
-    lists = {
-        name: list(map(changed, made)) if isinstance(made, list) else changed(made) for name, made in calls.items()
-    }
+    lists = {key: list(map(changed, made)) if isinstance(made, list) else changed(made) for key, made in calls.items()}
     return {**message, **lists}
 
 

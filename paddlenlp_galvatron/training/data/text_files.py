@@ -102,11 +102,8 @@ def _is_utf8(head: bytes, least: int) -> bool:
         text = codecs.getincrementaldecoder(UTF8)().decode(head)
     except UnicodeDecodeError:
         return False
-    return (
-        bool(head)
-        and "\0" not in text
-        and (text.startswith(MARK) or sum(not character.isascii() for character in text) >= least)
-    )
+    enough = text.startswith(MARK) or sum(not character.isascii() for character in text) >= least
+    return bool(head) and "\0" not in text and enough
 
 
 def _head(path: Path, codec: str | None) -> bytes:

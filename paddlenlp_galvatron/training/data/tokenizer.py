@@ -111,11 +111,9 @@ def end_of_text(tokenizer: Tokenizer, path: Path | None = None, text: str | None
     if ids:
         raise UserError(f"{EOS}: the tokenizer's files name none, and {EOS_ID} of {file} is {stops}; {REMEDY}")
     special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
-    for usual_end in KNOWN_ENDS:
-        if usual_end in special:
-            return End(
-                _id(tokenizer, usual_end), usual_end, f"the tokenizer's files name no {EOS}; {usual_end} is taken"
-            )
+    for usual in KNOWN_ENDS:
+        if usual in special:
+            return End(_id(tokenizer, usual), usual, f"the tokenizer's files name no {EOS}; {usual} is taken")
     raise UserError(f"{EOS}: the tokenizer's files name none; its special tokens: {_shown(special)}; {REMEDY}")
 
 

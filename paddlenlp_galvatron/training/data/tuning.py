@@ -8,6 +8,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from json import dumps, loads
 from pathlib import Path
@@ -158,14 +159,10 @@ class TuningData(InPasses):
         } | ({"pairs": 1} if pairs else {})
         super().__init__(global_batch, made_from, shuffle=split == "train")
         on_identity(self.identity)
-        folder = self._files[0].parent / FOLDER
-        self._tokens, self._pieces, self._rows, self._remarks, unread = cached_arrays(
-            folder,
-            self._files[0].stat().st_uid,
-            made_from | {"vocab_size": layout.vocab_size},
-            lambda: _build(encoder, self._files, layout),
-            layout.keep,
-        )
+        first, origin = self._files[0], made_from | {"vocab_size": layout.vocab_size}
+        build = partial(_build, encoder, self._files, layout)
+        rows = cached_arrays(first.parent / FOLDER, first.stat().st_uid, origin, build, layout.keep)
+        self._tokens, self._pieces, self._rows, self._remarks, unread = rows
         self._unread: dict[str, int] = loads(bytes(np.asarray(unread[0 : len(unread)])[:, 0].tolist()))
         self.packed = packing != "none" or pairs
         self._pairs = int(np.asarray(self._rows[0 : len(self._rows)])[:, 1].max()) // 2 if pairs else 0  # most in a row
@@ -262,9 +259,7 @@ def _build(encoder: Encoder, files: Sequence[Path], layout: RowLayout) -> list[N
     stream = encoder.samples(files)
     while samples := tuple(islice(stream, together)):
         line = samples[0].line
-        largest = max(
-            int(np.where(sample.tokens < 0, ~sample.tokens, sample.tokens).max(initial=0)) for sample in samples
-        )
+        largest = max(int(np.maximum(each.tokens, ~each.tokens).max(initial=0)) for each in samples)
         if largest >= layout.vocab_size and not faults:
             faults.append(
                 f"{files[line.file]}: line {line.number}: has token {largest}, but the model's vocab_size is "
