@@ -192,7 +192,7 @@ class PointOptions(ProfileRunOptions):
 
     @property
     def every_size(self) -> bool:
-        """Whether to also measure points that a line through others would give."""
+        """Whether to measure every size, also sizes that could be interpolated."""
         return self.profile_for is not None or not self.adaptive
 
     @property

@@ -33,7 +33,7 @@ class FleetRecipe(NamedTuple):
     """A recipe as it was read."""
 
     plan: Plan
-    model: ModelShape  # has MTP if the recipe does
+    model: ModelShape  # MTP layers included if the recipe has any
     notes: tuple[str, ...]
     asked: dict[str, Any]  # search options for the same training: task, lora_rank, offload_optimizer
 

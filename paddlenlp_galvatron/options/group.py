@@ -71,7 +71,7 @@ def _fault(error: Any) -> str:
     """An error of pydantic as a message: the option, the fault, and the value."""
     if not error["loc"]:
         return str(error["msg"].removeprefix("Value error, "))
-    name = error["loc"][0]  # not which number of a list: the value shows it
+    name = error["loc"][0]  # without the index in a list, which the value shows
     if error["type"] == "missing":
         return f"{name}: missing; give --{name}"
     several = name in ("world_size", "gpus") and ("," in str(error["input"]) or isinstance(error["input"], list))

@@ -138,7 +138,8 @@ def _listed(passes: Integers) -> Iterator[PassRun]:
 
 @lru_cache(maxsize=4)
 def _passes(stages: int, micro_batches: int, chunks: int) -> tuple[Integers, Integers, int, int]:
-    """(forwards, backwards, micro-batches of a group, number of passes in the groups of one micro-batch more)."""
+    """Forwards, backwards, the size of a small group of micro-batches, and the number of passes in the larger groups,
+    which have one micro-batch more."""
     count = max(1, micro_batches // stages)
     size, more = divmod(micro_batches, count)
     split = more * (size + 1)  # the first micro-batch of the other groups

@@ -102,7 +102,7 @@ def _layer_row(layer: LayerStrategy, kind: int, family: PlanFamily, cost: CostMo
 
 
 def _passing(passes_ms: Sequence[float]) -> tuple[float, ...]:
-    """Numbers of a part that only takes time in passes."""
+    """The cost numbers of a part that takes time in passes, but no memory."""
     return *passes_ms, *[0.0] * (NUMBERS - PASS_KINDS)
 
 

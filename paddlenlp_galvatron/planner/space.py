@@ -46,7 +46,7 @@ def unbeaten(choices: Sequence[Choice], numbers: NDArray[np.float64]) -> list[Ch
     """The choices that no other dominates in all numbers of their costs [choices, numbers]; dominated choices never
     improve a plan."""
     no_more = (numbers[:, None] <= numbers).all(axis=2)  # [first, second]: first is at most second in every number
-    beaten = (no_more & ~np.tril(no_more & no_more.T)).any(axis=0)  # the first of equal strategies stays
+    beaten = (no_more & ~np.tril(no_more & no_more.T)).any(axis=0)  # keeps the first of equal strategies
     return [choice for choice, gone in zip(choices, beaten, strict=True) if not gone]
 
 

@@ -41,7 +41,7 @@ def require_same_model(path: str | Path, meta: Meta, models: Sequence[ModelShape
 
 
 def name_faults(path: str | Path, model: ModelShape) -> list[str]:
-    """Reasons by a file's name why it is not of this model's layers."""
+    """Faults of a file whose name states other layers than this model's."""
     name = Path(path).name.lower()
     if of_part := _PART.search(name):
         return [f"the file's name says that it is of {of_part[1]} alone"]

@@ -136,7 +136,7 @@ class RankRun:
 
     @cached_property
     def origin(self) -> Origin:
-        """Parts of the run that exports need. Weights that came in fp32 among others leave in it, as routers do."""
+        """Parts of the run that exports need. Weights that were read in fp32, such as routers, are exported in fp32."""
         others = self._types[1] if self._types else {}
         wide = {name: precision for name, precision in others.items() if precision is Precision.FP32}
         return Origin(self.files, self.recipe, wide)
