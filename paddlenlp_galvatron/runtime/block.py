@@ -23,7 +23,7 @@ from ..plan.layout import own_chunks
 from ..plan.mesh import EXCHANGE, SAMPLE_AXES, Axis
 from .activations import Window
 from .attention import Chunks, Documents, LatentAttention, OwnPositions, flash, hidden_rows, own_rows
-from .experts import PRODUCTS, ExpertLoad, LayerLoad, Memo, OwnExperts
+from .experts import PRODUCTS, Memo, OwnExperts
 from .grouped import Padding
 from .groups import RankGroups
 from .lora import LoRALinear, add_adapters
@@ -31,6 +31,7 @@ from .mappings import read_together
 from .placement import Placement
 from .precision import cast
 from .recompute import RecomputedPart
+from .router import ExpertLoad, LayerLoad
 from .setup import ModelSetup
 from .trace import span
 from .weights import ShardedParameter, compute_weights, shard_layer, stacked

@@ -16,8 +16,9 @@ from paddle import nn
 from ..model.lora import FACTORS, Adapters, is_factor
 from ..plan import DataParallel
 from ..plan.comm_points import WEIGHT_OPS
+from .chain import UnitMaker
 from .paddle_private import take_over_hooks
-from .units import ShardedUnit, Trainable, Unit, UnitMaker
+from .units import ShardedUnit, Trainable, Unit
 from .weights import WHOLE, Array, SeededWeights, ShardedParameter, Slice, WeightSource
 
 

@@ -19,15 +19,16 @@ from . import device
 from .activations import Window
 from .batch import Facts, Tokens, documents_of
 from .block import Block
-from .experts import ExpertLoad
+from .chain import Chain, LastReduced, UnitMaker, Units
 from .gradients import offload
 from .groups import RankGroups
 from .lora import FrozenUnits
 from .mappings import Redistribution
 from .placement import Placement
 from .precision import cast
+from .router import ExpertLoad
 from .setup import ModelSetup
-from .units import Chain, LastReduced, Trainable, Unit, UnitMaker, Units, whole
+from .units import Trainable, Unit, whole
 from .vocabulary import Embedding, Head, embedding_table
 from .weights import ShardedParameter
 

@@ -129,7 +129,7 @@ FAULT, WARNING = State.FAILED, State.WARNING
 CPU_BUILD = PaddleFacts("3.3.1", None, 0, 0)
 BAD: dict[str, tuple[dict[str, Any], str, State, str]] = {
     "old Python": ({"python": (3, 9, 1)}, "Python", FAULT, "3.11"),
-    "no AVX": ({"lacks": {"avx", "avx512f"}}, "processor", WARNING, "train on another machine"),
+    "no AVX": ({"lacks": {"avx", "avx512f"}}, "processor", WARNING, "to train, use another machine"),
     "no compiler": ({"compiler": None}, "compiler", WARNING, "g++"),
     "no core": ({"modules": {"paddlenlp"}}, "search core", FAULT, "make setup"),
     "no Paddle": ({"paddle": None}, "Paddle", WARNING, "installation.md"),

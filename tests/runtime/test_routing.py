@@ -20,7 +20,7 @@ from paddlenlp_galvatron.model import FAMILIES, load_model
 from paddlenlp_galvatron.plan import LayerStrategy, Plan, Precision
 from paddlenlp_galvatron.plan.precision import NumberTypes
 from paddlenlp_galvatron.plan.strategy import EXPERT_ROWS, IMBALANCE_BOUND, DataParallel, Experts
-from paddlenlp_galvatron.runtime import device, grouped
+from paddlenlp_galvatron.runtime import device, grouped, router
 from paddlenlp_galvatron.runtime import experts as module
 from paddlenlp_galvatron.runtime.experts import OwnExperts, Routing, shares
 from paddlenlp_galvatron.runtime.grouped import UNPADDED, Padding
@@ -201,8 +201,8 @@ def test_scores_are_sigmoids_or_sum_to_one():
 def test_the_balance_loss_is_of_scores_that_sum_to_one_as_megatrons(model):
     sizes = {"experts": 6, "experts_per_token": 2, "expert_groups": 1, "groups_per_token": 1}
     shape = replace(model, layers=1, dense_layers=(), router_aux_loss_coef=1.0, **sizes)
-    load = module.ExpertLoad(plans.plan(1, "1", batch=2, micro_batches=1), shape, 4)
-    layer = module.LayerLoad(load, [0] * 4 + [1] * 4, None)  # two samples of four tokens
+    load = router.ExpertLoad(plans.plan(1, "1", batch=2, micro_batches=1), shape, 4)
+    layer = router.LayerLoad(load, [0] * 4 + [1] * 4, None)  # two samples of four tokens
     logits = paddle.to_tensor(np.random.default_rng(0).normal(0, 2, (8, 6)), "float32", stop_gradient=False)
     scores = module.score(logits, shape)
     chosen = module.choose(scores.detach(), None, shape)

@@ -120,10 +120,8 @@ def _compiler(facts: Facts) -> Results:
 
 
 def _core(facts: Facts) -> Results:
-    if facts.machine.has_module("galvatron_dp_core"):
-        yield _ok("compiled")
-    else:
-        yield _failed("not compiled", "build it: make setup, or pip install .")
+    built = facts.machine.has_module("galvatron_dp_core")
+    yield _ok("compiled") if built else _failed("not compiled", "build it: make setup, or pip install .")
 
 
 def _paddle(facts: Facts) -> Results:
@@ -253,10 +251,8 @@ def _limits(facts: Facts) -> Results:
 
 def _host(facts: Facts) -> Results:
     name = facts.machine.hostname()
-    if address := facts.machine.address_of(name):
-        yield _ok(f"{name}, {address}")
-    else:
-        yield _warning(f"{name} is unknown", "name it in /etc/hosts with its address")
+    address, remedy = facts.machine.address_of(name), "name it in /etc/hosts with its address"
+    yield _ok(f"{name}, {address}") if address else _warning(f"{name} is unknown", remedy)
 
 
 def _nodes(facts: Facts) -> Results:
@@ -379,10 +375,8 @@ def _plan(facts: Facts) -> Results:
         yield from (_failed(fault, "galvatron plan check says it in full") for fault in faults[:5])
         return
     misfits = bool(gpus and plan.world_size % gpus)
-    remedy = (
-        f"this node has {gpus} GPUs: galvatron search --num_gpus_per_node {gpus}, or galvatron train --nproc {gpus}"
-    )
-    yield _unless(misfits, f"{path}: for {plan.world_size} ranks", remedy)
+    remedy = f"galvatron search --num_gpus_per_node {gpus}, or galvatron train --nproc {gpus}"
+    yield _unless(misfits, f"{path}: for {plan.world_size} ranks", f"this node has {gpus} GPUs: {remedy}")
     for changed in ProfileFile.changed((plan.metadata.get("searched_from") or {}).get("profiles")):
         yield _warning(f"{changed} has changed since the search", "search again for the best plan")
 

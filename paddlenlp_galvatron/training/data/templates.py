@@ -175,11 +175,8 @@ class WholeTemplate(Template):
             name: Undefined(name=name) if token is None else token for name, token in self.special_tokens.items()
         }
 
-    def whole(self, messages: Sequence[Message], context: Mapping[str, Any]) -> str:
-        return self._render(messages, context)
-
     def rendered(self, messages: Sequence[Message], context: Mapping[str, Any]) -> Rendered:
-        whole = self._render(messages, context)
+        whole = self.whole(messages, context)
         marked = list(self._compiled.templates[0].environment.marked) if "endgeneration" in self.text else None
         result, end, last = Rendered(whole, 0, [], marked), 0, len(messages) - 1
         for index, message in enumerate(messages):
@@ -187,8 +184,8 @@ class WholeTemplate(Template):
                 continue
             unlearnt = "unlearnt" if message.keys().isdisjoint(CALLS) else "uncalled"
             history = messages[:index]
-            asked = self._render(history, context, prompt=True) if history else self._opening(context)
-            answered = self._render(messages[: index + 1], context)
+            asked = self.whole(history, context, prompt=True) if history else self._opening(context)
+            answered = self.whole(messages[: index + 1], context)
             if self._loses_thoughts(history, message, context):
                 if index < last:
                     result.losses[unlearnt] += 1
@@ -208,7 +205,7 @@ class WholeTemplate(Template):
             else:
                 result.losses[unlearnt] += 1
         try:  # before all turns: a start, a system text, tools
-            system = self._render(messages[: messages[0]["role"] == "system"], context)
+            system = self.whole(messages[: messages[0]["role"] == "system"], context)
         except UserError:  # some templates require a user's message
             system = result.in_front(messages)
         if result.turns and result.text[: result.turns[0].start].startswith(system):
@@ -218,8 +215,8 @@ class WholeTemplate(Template):
     def _opening(self, context: Mapping[str, Any]) -> str:
         """The text before an answer without previous messages: many templates refuse an empty conversation."""
         answer: list[Message] = [{"role": ANSWERS, "content": MARK}]
-        text = self._render(answer, context)
-        prompt = self._render(answer, context, prompt=True).removeprefix(text)
+        text = self.whole(answer, context)
+        prompt = self.whole(answer, context, prompt=True).removeprefix(text)
         begun = text.partition(MARK)[0]
         if not prompt:
             return begun.rstrip()  # spaces before the answer belong to it
@@ -228,7 +225,7 @@ class WholeTemplate(Template):
     def _loses_thoughts(self, history: Sequence[Message], message: Message, context: Mapping[str, Any]) -> bool:
         content_text = message.get("content", "")
         marked = {**message, "content": content_text.replace(THOUGHT, MARK + THOUGHT)}
-        return THOUGHT in content_text and MARK not in self._render([*history, marked], context)
+        return THOUGHT in content_text and MARK not in self.whole([*history, marked], context)
 
     def _with_thoughts(
         self, history: Sequence[Message], message: Message, asked: str, context: Mapping[str, Any]
@@ -253,10 +250,10 @@ class WholeTemplate(Template):
         self, history: Sequence[Message], message: Message, asked: str, context: Mapping[str, Any]
     ) -> tuple[str, str, str]:
         """The text before an answer; the rest of the generation prompt, if the text is its start; the end."""
-        begun, _, ended = self._render([*history, {**message, "content": MARK}], context).partition(MARK)
+        begun, _, ended = self.whole([*history, {**message, "content": MARK}], context).partition(MARK)
         return begun, asked[len(begun) :] if asked.startswith(begun) else "", ended
 
-    def _render(self, messages: Sequence[Message], context: Mapping[str, Any], prompt: bool = False) -> str:
+    def whole(self, messages: Sequence[Message], context: Mapping[str, Any], prompt: bool = False) -> str:
         values = {**self._special, "tools": None, "documents": None, **context}
         values |= {"messages": [_reasoning(message) for message in messages], "add_generation_prompt": prompt}
         return _rendered(self._compiled.templates[0], values)
