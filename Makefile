@@ -13,7 +13,7 @@ GALVATRON ?= $(if $(shell command -v galvatron),galvatron,$(BIN)/galvatron)
 
 help:
 	@echo "make quickstart   measure this machine, search a plan, train with it (at most 10 minutes)"
-	@echo "make test         style, types, the package's import rules and tests (about 8 minutes on two cores)"
+	@echo "make test         style, types, the package's import rules and tests (about 13 minutes on two cores)"
 	@echo "make test-full    the long tests too (at most 80 minutes)"
 	@echo "make validate     predictions compared with real steps, on two idle cores (at most 20 minutes)"
 	@echo "make gpu-check    try this node's GPUs in ten minutes, in the active environment (ARGS='--nproc 2 --parts parity')"
