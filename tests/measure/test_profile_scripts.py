@@ -121,7 +121,8 @@ def test_the_default_chain_from_measuring_to_training(tmp_path, scripts, galvatr
     variables = {"MEMORY": "1", "TIME_PROFILE_MODE": "batch", "SETTLE_BSZ": "16"}
     stated = run(scripts / "search_dist.sh", tmp_path, "--json", **common, **model, **variables)
     found = json.loads(stated.splitlines()[-1])
-    stated = run(ROOT / "scripts" / "train_dist.sh", tmp_path, "--timeout", "240", **common, **model, TRAIN_ITERS="2")
+    words = ("--timeout", "240", "--input_dir", "random")
+    stated = run(ROOT / "scripts" / "train_dist.sh", tmp_path, *words, **common, **model, TRAIN_ITERS="2")
     assert f"plan: {found['plan']}, the newest in configs" in stated and "2 steps: loss" in stated
     plan = json.loads((tmp_path / found["plan"]).read_text())
     assert plan["galvatron"]["assumed"]["mixed_precision"] == "bf16" and plan["global_bsz"] == 16
