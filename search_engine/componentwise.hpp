@@ -38,7 +38,7 @@ auto dot(const Numbers& a, const Numbers& b) {
   return std::inner_product(a.begin(), a.end(), b.begin(), typename Numbers::value_type{});
 }
 
-// Adds so many times the others to the sums.
+// Adds the others, multiplied by `times`, to the sums.
 template <class Numbers>
 void add_to(Numbers& sums, const Numbers& others, typename Numbers::value_type times = 1) {
   for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += times * others[i];

@@ -128,7 +128,7 @@ def check(values: dict[str, Any], json: bool) -> None:
     for path in ProfileFile.changed((plan.metadata.get("searched_from") or {}).get("profiles")):
         noted.append(f"{path} has changed since the plan was searched; search again for the best plan")
     planned = Predicted.of(plan).load
-    load_facts, lines = _load_beside(planned, steps_under(plan, args.log)) if args.log else (None, [])
+    load_facts, lines = _load_comparison(planned, steps_under(plan, args.log)) if args.log else (None, [])
     text = "\n".join(
         [f"{file}: valid: {count(plan.world_size, 'GPU')}{matches}", *(f"note: {note}" for note in noted), *lines]
     )
@@ -136,7 +136,7 @@ def check(values: dict[str, Any], json: bool) -> None:
     answer(text, json, **facts, notes=noted, load=load_summary(planned), log=load_facts)
 
 
-def _load_beside(planned: Load | None, records: Log) -> tuple[dict[str, Any], list[str]]:
+def _load_comparison(planned: Load | None, records: Log) -> tuple[dict[str, Any], list[str]]:
     """The logged load of experts and the load that the plan was priced with, for programs and people."""
     from paddlenlp_galvatron.report.measured import WARM_UP_STEPS, load_verdicts, measured_load
 
@@ -292,8 +292,8 @@ def _of(file: Path, args: PriceOptions) -> OriginOptions:
     return OriginOptions(plan=file, **{name: getattr(args, name) for name in chosen})
 
 
-for work in (to_paddlenlp, to_paddlefleet):
-    app.command(PlanFileOptions, positional=FILE)(work)
+app.command(PlanFileOptions, positional=FILE)(to_paddlenlp)
+app.command(PlanFileOptions, positional=FILE)(to_paddlefleet)
 app.command(RecipeOptions, positional={"file": "RECIPE"})(from_paddlefleet)
 app.command(PlanFileOptions, positional=FILE)(to_paddleformers)
 

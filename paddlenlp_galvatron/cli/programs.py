@@ -30,7 +30,7 @@ CLUSTER = re.compile(r"_(\d{1,6})nodes_(\d{1,6})gpus_per_node_")  # part of Galv
 
 
 class PlanFileOptions(Options):
-    """A plan file and the model and profiles to check it against."""
+    """A plan file, its number of ranks, and the model to check it against."""
 
     model_size: str | None = None
     file: Path
@@ -44,6 +44,8 @@ class RecipeOptions(PlanFileOptions):
 
 
 def read(file: Path, args: PlanFileOptions | None = None, valid: bool = True) -> tuple[Plan, ModelShape | None]:
+    """The plan of a file, and the model that `args` names, if any. Raises UserError; with `valid` also for a plan that
+    cannot run."""
     named = CLUSTER.search(file.name)
     ranks = int(named[1]) * int(named[2]) if named else None
     plan = read_plan(file, args.world_size if args else None, default=ranks, smallest_world=True, valid=valid)
